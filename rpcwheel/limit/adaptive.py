@@ -6,20 +6,21 @@ number of handlers that keeps the server busy (the bandwidth-delay product of BB
 2016; Kratos and Sentinel limit servers by it). With fewer handlers the server idles, with more they
 only wait for each other: for a lock, for a connection of a pool, or for the interpreter.
 
-Both are measured in windows. While nearly all calls have to wait for a handler to end, or handlers
-use most of the interpreter's time, three kinds of windows follow each other:
+Both are measured in windows. While nearly all calls have to wait for a handler to end, three kinds
+of windows follow each other:
 
 * `NORMAL`: as many handlers as the product says.
-* `FEWER`: half as many. With too many handlers all of them are slow, and only fewer show how long
-  they take alone. When the limit is new, at once and until durations get no shorter; then every
-  10 s (BBR's ProbeRTT).
+* `FEWER`: half as many as run. With too many handlers all of them are slow, and only fewer show how
+  long they take alone. When the limit is new, at once and until durations get no shorter; then
+  every 10 s (BBR's ProbeRTT).
 * `MORE`: at first twice as many, later a quarter more. If the throughput rises, so does the limit,
   and faster with each success. If not, the next attempt is later each time. So the limit follows a
   server that can do more, and no handler is left running that only slows down the others.
 
-Other windows show how long handlers take, and nothing about the limit. If handlers use most of the
-interpreter's time, they wait for each other, and calls wait in gRPC, which needs the interpreter to
-accept them.
+Other windows show how long handlers take, and nothing about the limit, unless handlers use most of
+the interpreter's time. Then they may wait for each other, and calls in gRPC, which needs the
+interpreter to accept them: the limit becomes the product if handlers take twice as long as before,
+and a window with fewer shows every 10 s whether they take less time then.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class AdaptiveLimit:
 
     __slots__ = (
         "_answered",
+        "_before",
         "_began_cpu_ns",
         "_began_ns",
         "_changed_ns",
@@ -125,6 +127,7 @@ class AdaptiveLimit:
         """Whether handlers used most of the interpreter's time in the last window."""
         self._windows: deque[Window] = deque()
         self._trial = Trial.NORMAL
+        self._before = 0  # the limit before `FEWER`, if few calls waited; else 0
         self._measured_ns: int | None = None  # when a window showed durations without waiting
         self._more_at_ns = 0  # when to try more handlers
         self._more_interval_ns = 0
@@ -175,7 +178,7 @@ class AdaptiveLimit:
             return
         window = Window(now_ns, self._answered / measured_ns, mean_ns)
         self.is_busy = BUSY < (cpu_ns - self._began_cpu_ns) / elapsed_ns < BEYOND_LOCK
-        is_saturated = self.is_busy or self._waited >= SATURATED * self._count
+        is_saturated = self._waited >= SATURATED * self._count
         self._began_ns, self._began_cpu_ns = now_ns, cpu_ns
         self._count = self._answered = self._waited = self._duration_ns = 0
         if elapsed_ns < HISTORY_NS:  # else it began before a pause
@@ -197,31 +200,47 @@ class AdaptiveLimit:
             self._windows.clear()
             self._measured_ns = None
         self._windows.append(window)
-        if not is_saturated:
-            self._measured_ns = now_ns
-            return self.limit
+        is_due = self._measured_ns is None or now_ns - self._measured_ns > HISTORY_NS
+        is_shorter = window.duration_ns < SHORTER * shortest
         if trial is Trial.FEWER:
             self._measured_ns = now_ns
-            if self.limit > 1 and window.duration_ns < SHORTER * shortest:
-                return self._try_fewer(window)
-        elif self._measured_ns is None or now_ns - self._measured_ns > HISTORY_NS:
-            return self._try_fewer(window)
+            if self._before and not is_shorter:
+                return self._before  # handlers did not wait for each other, nor calls for them
+            if self.limit > 1 and is_shorter:
+                return self._try_fewer(window, before=0)
+        elif not is_saturated:
+            return self._unsaturated_limit(window, shortest, is_due=is_due)
+        elif is_due:
+            return self._try_fewer(window, before=0)
         limit = self._product()
         if trial is Trial.MORE:
-            # Half of what the additional handlers would bring if they were not in each other's way.
-            expected = highest * (1 + 0.5 * self._step / max(1, self.limit - self._step))
-            if window.throughput > expected:
-                self._step, self._more_interval_ns = 2 * self._step, 0
-            else:
-                self._step = max(1, limit // 4)
-                first_ns, most_ns = MORE_AGAIN_NS
-                self._more_interval_ns = min(max(first_ns, 2 * self._more_interval_ns), most_ns)
-            self._more_at_ns = now_ns + self._more_interval_ns
+            self._judge_more(window, highest, limit)
         if now_ns >= self._more_at_ns and limit < self.maximum:
             self._trial = Trial.MORE
             self._step = min(self._step, limit)
             return limit + self._step
         return limit
+
+    def _unsaturated_limit(self, window: Window, shortest: float, *, is_due: bool) -> int:
+        if not self.is_busy:
+            self._measured_ns = window.end_ns
+        elif window.duration_ns > 2 * shortest:
+            return self._product()
+        elif is_due:
+            return self._try_fewer(window, before=self.limit)
+        return self.limit
+
+    def _judge_more(self, window: Window, highest: float, limit: int) -> None:
+        """Set when to try more handlers again, and how many, after a window with more."""
+        # Half of what the additional handlers would bring if they were not in each other's way.
+        expected = highest * (1 + 0.5 * self._step / max(1, self.limit - self._step))
+        if window.throughput > expected:
+            self._step, self._more_interval_ns = 2 * self._step, 0
+        else:
+            self._step = max(1, limit // 4)
+            first_ns, most_ns = MORE_AGAIN_NS
+            self._more_interval_ns = min(max(first_ns, 2 * self._more_interval_ns), most_ns)
+        self._more_at_ns = window.end_ns + self._more_interval_ns
 
     def _shortest_ns(self) -> float:
         return min((each.duration_ns for each in self._windows), default=math.inf)
@@ -230,8 +249,8 @@ class AdaptiveLimit:
         highest = max(each.throughput for each in self._windows)
         return math.ceil(highest * min(each.duration_ns for each in self._windows) - SURPLUS)
 
-    def _try_fewer(self, window: Window) -> int:
-        self._trial = Trial.FEWER
+    def _try_fewer(self, window: Window, *, before: int) -> int:
+        self._trial, self._before = Trial.FEWER, before
         running = math.ceil(window.throughput * window.duration_ns - SURPLUS)
         return min(self.limit, running) // 2  # fewer run than may, if few calls wait
 

@@ -12,7 +12,7 @@ from rpcwheel.rpc import Criticality
 WAITING = {"slots": 4, "duration_s": 0.05}
 """A server with four connections to a database: 80 calls/s."""
 
-BURNING = {"slots": 1, "duration_s": 0.01, "computes": True}
+BURNING = {"slots": 1, "duration_s": 0.01, "computes_s": 0.01}
 """A server whose handlers compute for 10 ms: 100 calls/s, and none is faster if others run."""
 
 
@@ -28,15 +28,24 @@ def test_an_overloaded_server_answers_as_many_calls_as_it_can(server, load):
 
 
 def test_handlers_that_compute_from_the_start_are_limited_although_no_call_waits_for_them():
-    """Calls wait in gRPC, which accepts few while several handlers compute."""
+    """Calls wait in gRPC, which accepts none while four handlers compute."""
     limit, now_ns, limits = AdaptiveLimit(), SECOND_NS, []
     for _ in range(1000):
         now_ns += SECOND_NS // 100
         started_ns = now_ns - min(limit.limit, 4) * SECOND_NS // 100
-        limit.ended(started_ns, now_ns, now_ns, has_waited=False, is_answered=True)
+        waits = limit.limit < 4
+        limit.ended(started_ns, now_ns, now_ns, has_waited=waits, is_answered=True)
         limits.append(limit.limit)
     assert max(limits[300:]) <= 2
     assert limits[300:].count(1) > 400
+
+
+@pytest.mark.parametrize("rate", [400, 800, 1000])
+def test_a_busy_interpreter_limits_no_handlers_that_mostly_wait(rate):
+    """Each computes for 1 ms and waits for 49 ms; `rate` is a thousandth of the processor."""
+    server = Server(slots=10**6, duration_s=0.05, computes_s=0.001)
+    server.offer(rate, seconds=5)  # the limit begins with 8
+    assert server.offer(rate, seconds=60).refused <= 0.001 * 60 * rate
 
 
 def test_an_overload_from_the_start_is_limited_within_two_seconds():
