@@ -46,9 +46,6 @@ QUIET_S: Final = 0.0002
 """gRPC has accepted all calls if none arrives in this time, in which its thread needs to wait for
 nothing."""
 
-STARTED: Final = ()
-"""The `start` of a call that runs, or was refused."""
-
 CANCELED: Final = "cancelled"
 """The `client` of the state of a call that its client has canceled."""
 
@@ -160,7 +157,7 @@ class ServerExecutor(ThreadPoolExecutor):
         if limit not in self._limits:
             self._limits[limit] = None
             limit.limiter.set_threads(self._max_workers)
-        call.start = fn, args
+        call.start = [(fn, args)]
         if self._is_shut_down:
             return self._refuse_new(call)
         now_ns, decisions = time.monotonic_ns(), None
@@ -186,9 +183,11 @@ class ServerExecutor(ThreadPoolExecutor):
         return future
 
     def _run(self, call: LimitedCall) -> None:
-        if call.is_gone:  # refused, because no thread could be started
+        try:
+            fn, args = call.start.pop()
+        except IndexError:  # refused, because no thread could be started
             return
-        limit, (fn, args) = call.limit, _taken_start(call)
+        limit = call.limit
         started_ns = time.monotonic_ns()
         try:
             if args[2].client == CANCELED:
@@ -218,12 +217,13 @@ class ServerExecutor(ThreadPoolExecutor):
     def _not_started(self, call: LimitedCall, now_ns: int) -> Decisions:
         """Refuse a call that could not be started, and those that wait."""
         limit = call.limit
-        call.is_gone = True
+        is_refused = _refuse(call, RefusalReason.CLOSED)
         with limit.lock:
-            limit.limiter.ended(call, now_ns, now_ns, 0)
+            if is_refused:
+                call.is_gone = True
+                limit.limiter.ended(call, now_ns, now_ns, 0)
             limit.limiter.refuse_all()
             decisions: Decisions = limit.decide(now_ns, starts=False)
-        decisions.refused.append((call, RefusalReason.CLOSED))
         return decisions
 
     def _carry_out(self, limit: ServerLimit, decisions: Decisions, now_ns: int) -> None:
@@ -283,22 +283,20 @@ def _deadline_ns(args: tuple[Any, ...], now_ns: int) -> int:
     return NEVER if left_s > NO_DEADLINE_S else now_ns + int(left_s * 1e9)
 
 
-def _taken_start(call: LimitedCall) -> tuple[Callable[..., object], tuple[Any, ...]]:
-    """Return what starts a call, which the call then forgets.
+def _refuse(call: LimitedCall, reason: RefusalReason) -> bool:
+    """End a call with the status of a refusal. Does not wait, and runs no handler.
 
-    It has the context of the call, which has the call: a circle that would keep the call's stream
-    open until the garbage collector runs. Open streams count for `grpc.max_concurrent_streams`.
+    Returns:
+        False: a thread has started it meanwhile.
     """
-    start: tuple[Callable[..., object], tuple[Any, ...]] = call.start
-    call.start = STARTED
-    return start
-
-
-def _refuse(call: LimitedCall, reason: RefusalReason) -> None:
-    """End a call with the status of a refusal. Does not wait, and runs no handler."""
-    event, state = _taken_start(call)[1][1:3]
-    code, details, metadata = call.limit.refusal(call, reason)
     try:
+        try:
+            _, args = call.start.pop()
+        except IndexError:
+            return False
+        event, state = args[1:3]
+        code, details, metadata = call.limit.refusal(call, reason)
         end_unserved_call(event, state, code, details, metadata)
     finally:
         call.future.end()
+    return True

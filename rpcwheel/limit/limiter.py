@@ -120,7 +120,10 @@ class LimitedCall:
         self.is_gone = False
         """Whether it ended before its handler ran: by its client, or by its deadline."""
         self.start: Any = None
-        """What starts it; forgotten then."""
+        """A list of what starts it, until it is started or refused: whoever pops that does it.
+
+        It has the context of the call, which has this object: a circle, which would keep the
+        stream open (docs/grpcio.md)."""
         self.future: Any = None
         """The future of a call that waits."""
         self.token_wait_ns = 0

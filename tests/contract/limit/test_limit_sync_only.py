@@ -252,6 +252,25 @@ def test_calls_are_refused_while_no_thread_can_be_started(limited, monkeypatch):
     assert server.began == [b"next"]
 
 
+def test_a_call_is_refused_or_run_once_if_a_thread_seems_not_to_start(limited, monkeypatch):
+    """The pool queues a call first, so that another thread may start it."""
+    start = threading.Thread.start
+
+    def fail(thread):
+        start(thread)
+        if thread.name.startswith("grpc-server"):
+            raise RuntimeError("can't start new thread")
+
+    server = limited(workers=40, limit=LimitPolicy(max_concurrent=40))
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    calls = [server.call(b"%d" % number) for number in range(40)]
+    answered = [call.result() for call in calls if call.code() is Code.OK]
+    monkeypatch.undo()
+    assert wait_until(server.is_idle)
+    assert sorted(server.began) == sorted(answered)
+    assert server.call(b"next").result() == b"next"
+
+
 # Calls that need not run
 
 
