@@ -44,7 +44,10 @@ INVALID_REQUEST_CODES: Final = frozenset({"INTERNAL", "UNKNOWN"})
 
 
 class ChannelMethods:
-    """The four methods of a channel of `grpc` or `grpc.aio`, which call one."""
+    """The four methods of a channel that make multicallables, of `grpc` or `grpc.aio`.
+
+    Each calls `_multicallable`, which a subclass defines.
+    """
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
         """Make a multicallable. Gets all arguments of gRPC's own, such as `_registered_method`."""
