@@ -700,8 +700,7 @@ _OVERLOAD = About(
     rivals="The rivals are grpcio without and with `maximum_concurrent_rpcs` (the best number for "
     "these handlers, found by trying), and for clients naive retries; the version is above.",
     losses="The adaptive limit has to find the number that the fixed one was given, so it lets "
-    "calls wait longer, and at twice the load of handlers of `grpc` that compute it uses a little "
-    "less of the capacity. A client with a circuit breaker learns later that a server has returned "
+    "calls wait longer. A client with a circuit breaker learns later that a server has returned "
     "than one that never stops trying.",
     wins="Beside a bare server, which answers nearly nothing when it is overloaded, and without a "
     "number that somebody has to find. A server that is down gets few calls from clients with a "
