@@ -29,7 +29,9 @@ def pytest_report_header() -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest tests: at the end, the other workers would wait for them."""
-    items.sort(key=lambda item: item.path.name != "test_package.py")
+    items.sort(
+        key=lambda item: ("test_the_site" not in item.name, item.path.name != "test_package.py")
+    )
 
 
 def pytest_collection_finish() -> None:
