@@ -51,8 +51,9 @@ MORE_AGAIN_NS: Final = 1_000_000_000, 4_000_000_000
 doubles with each, up to the second of these."""
 
 SATURATED: Final = 0.9
-"""The share of the calls of a window that have waited, from which the server is saturated: fewer
-also wait if many arrive together by chance."""
+"""The server is saturated if at least this share of the calls of a window have waited, and handlers
+ran in this share of its time: fewer also wait if many arrive together by chance, and after a pause
+nobody has waited for long."""
 
 SHORTER: Final = 0.8
 """With fewer handlers, durations are shorter if they are less than this share."""
@@ -97,6 +98,7 @@ class AdaptiveLimit:
         "_answered",
         "_before",
         "_began_cpu_ns",
+        "_began_idle_ns",
         "_began_ns",
         "_changed_ns",
         "_count",
@@ -138,13 +140,21 @@ class AdaptiveLimit:
         # The window that is measured:
         self._began_ns = 0
         self._began_cpu_ns = 0
+        self._began_idle_ns = 0
         self._count = 0
         self._answered = 0
         self._waited = 0
         self._duration_ns = 0
 
     def ended(
-        self, started_ns: int, now_ns: int, cpu_ns: int, *, has_waited: bool, is_answered: bool
+        self,
+        started_ns: int,
+        now_ns: int,
+        cpu_ns: int,
+        idle_ns: int,
+        *,
+        has_waited: bool,
+        is_answered: bool,
     ) -> None:
         """Count a handler that has ended, other than that of a stream.
 
@@ -152,6 +162,7 @@ class AdaptiveLimit:
             started_ns: When the handler was started.
             now_ns: The time now.
             cpu_ns: The processor time that all handlers have used up to now.
+            idle_ns: The time up to now in which no handler ran.
             has_waited: Whether the call has waited before.
             is_answered: Whether its client got the answer; if not, it was too slow, and nobody is
                 served by it.
@@ -178,8 +189,9 @@ class AdaptiveLimit:
             return
         window = Window(now_ns, self._answered / measured_ns, mean_ns)
         self.is_busy = BUSY < (cpu_ns - self._began_cpu_ns) / elapsed_ns < BEYOND_LOCK
-        is_saturated = self._waited >= SATURATED * self._count
-        self._began_ns, self._began_cpu_ns = now_ns, cpu_ns
+        ran_ns = elapsed_ns - (idle_ns - self._began_idle_ns)
+        is_saturated = self._waited >= SATURATED * self._count and ran_ns >= SATURATED * elapsed_ns
+        self._began_ns, self._began_cpu_ns, self._began_idle_ns = now_ns, cpu_ns, idle_ns
         self._count = self._answered = self._waited = self._duration_ns = 0
         if elapsed_ns < HISTORY_NS:  # else it began before a pause
             self._set(self._next_limit(window, is_saturated=is_saturated), now_ns)

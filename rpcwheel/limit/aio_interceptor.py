@@ -130,8 +130,9 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
 
     def _release(self, call: LimitedCall) -> None:
         """Let others run in place of a call that was started and has not run."""
+        now_ns = time.monotonic_ns()
         with self._limit.lock:
-            self._limit.limiter.ended(call, 0, 0, 0)
+            self._limit.limiter.ended(call, now_ns, now_ns, 0)
         asyncio.get_running_loop().call_soon(self._serve_waiting)
 
     def _serve_waiting(self) -> None:

@@ -144,6 +144,8 @@ class Limiter:
 
     __slots__ = (
         "_adaptive",
+        "_idle_ns",
+        "_idle_since_ns",
         "_late_ns",
         "_max_streams",
         "_max_wait_ns",
@@ -195,6 +197,8 @@ class Limiter:
         """When calls will have waited too long without a pause; of no use if none waits."""
         self.threads = math.inf
         """How many calls can run at the same time at all."""
+        self._idle_ns = self._idle_since_ns = 0
+        """How long no handler ran, without streams, and since when none runs if none does."""
         self.running = 0
         """How many handlers run, without streams."""
         self.streams = 0
@@ -231,7 +235,7 @@ class Limiter:
             self._count_refused(call, RefusalReason.RATE)
             return False
         # It overtakes only calls that can't run: others were started by `take`.
-        if (method.is_stream or not must_wait) and self._starts(method):
+        if (method.is_stream or not must_wait) and self._starts(method, now_ns):
             return True
         if method.is_stream and self.streams >= self._max_streams:
             self._count_refused(call, RefusalReason.STREAMS)
@@ -269,6 +273,8 @@ class Limiter:
             self.streams -= 1
             return
         self.running -= 1
+        if not self.running:
+            self._idle_since_ns = now_ns
         took_ns = now_ns - started_ns
         if call.is_gone or (not is_answered and took_ns < self._usual_ns):
             return  # its handler has not run, or its client did not want to wait
@@ -280,6 +286,7 @@ class Limiter:
                 started_ns,
                 now_ns,
                 cpu_ns,
+                self._idle_ns,
                 has_waited=call.has_waited,
                 is_answered=is_answered,
             )
@@ -302,7 +309,7 @@ class Limiter:
                 if not call.is_gone and call.deadline_ns - call.method.least_ns <= now_ns:
                     self._count_refused(call, RefusalReason.DEADLINE)
                     call.is_gone = True
-                runs = not call.is_gone and self._starts(call.method)
+                runs = not call.is_gone and self._starts(call.method, now_ns)
                 if runs or call.is_gone:
                     del calls[position]
                     self._leaves(call)
@@ -367,7 +374,7 @@ class Limiter:
             bucket.take(now_ns)
         return True
 
-    def _starts(self, method: LimitedMethod) -> bool:
+    def _starts(self, method: LimitedMethod, now_ns: int) -> bool:
         """Count a call of a method as started if it may run; returns whether it may."""
         if self.running + self.streams >= self.threads or method.running >= method.maximum:
             return False
@@ -378,6 +385,8 @@ class Limiter:
         else:
             if self.running >= self.limit:
                 return False
+            if not self.running:
+                self._idle_ns += now_ns - self._idle_since_ns
             self.running += 1
         method.running += 1
         return True

@@ -34,7 +34,7 @@ def test_handlers_that_compute_from_the_start_are_limited_although_no_call_waits
         now_ns += SECOND_NS // 100
         started_ns = now_ns - min(limit.limit, 4) * SECOND_NS // 100
         waits = limit.limit < 4
-        limit.ended(started_ns, now_ns, now_ns, has_waited=waits, is_answered=True)
+        limit.ended(started_ns, now_ns, now_ns, 0, has_waited=waits, is_answered=True)
         limits.append(limit.limit)
     assert max(limits[300:]) <= 2
     assert limits[300:].count(1) > 400
@@ -90,6 +90,15 @@ def test_after_the_load_all_calls_are_answered_again():
     server.offer(0.7 * server.capacity, seconds=1)
     done = server.offer(0.7 * server.capacity, seconds=10)
     assert done.refused == 0
+
+
+@pytest.mark.parametrize("pause", [0.3, 2, 9])
+def test_a_pause_after_the_load_is_not_taken_for_a_low_throughput(pause):
+    for seconds in (5.1, 5.3, 5.5, 5.7, 5.8, 6.0):  # up to any time in a window
+        each = Server(**WAITING)
+        each.offer(3 * each.capacity, seconds=seconds)
+        each.offer(0.001, seconds=pause)
+        assert each.offer(0.6 * each.capacity, seconds=3).refused == 0
 
 
 def test_no_call_is_refused_below_half_of_the_capacity_in_a_mixed_hour():
