@@ -7,8 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -176,7 +176,7 @@ def ls(
             rows = [call_row(call) for call in calls[:limit]]
             return _Frame(CALL_COLUMNS, rows, _summary(backend, calls, limit))
 
-        _show(look, watch=watch, interval=interval)
+        _show(backend, look, watch=watch, interval=interval)
 
 
 @journal.command
@@ -280,9 +280,10 @@ def stats(
             print(_document(backend, indent=None if watch else 2), flush=True)
             while watch:
                 time.sleep(interval)
+                _end_leases(backend)
                 print(_document(backend, indent=None), flush=True)
             return
-        _show(lambda: _depths_frame(backend), watch=watch, interval=interval)
+        _show(backend, lambda: _depths_frame(backend), watch=watch, interval=interval)
 
 
 journal.command(work)
@@ -296,9 +297,20 @@ def _require_filter(chosen: Filter, *, every: bool) -> None:
         raise ConfigurationError("no filter is given; --all selects all calls")
 
 
-def _opened(url: str) -> closing[JournalBackend]:
+@contextmanager
+def _opened(url: str) -> Iterator[JournalBackend]:
     """Open a journal that exists."""
-    return closing(open_journal_backend(url, create=False))
+    with closing(open_journal_backend(url, create=False)) as backend:
+        _end_leases(backend)
+        yield backend
+
+
+def _end_leases(backend: JournalBackend) -> None:
+    """Make the calls of processes that have died waiting again, if their leases have ended.
+
+    Each process that delivers calls does this too, but perhaps none runs.
+    """
+    backend.take("", 0.0, (), 0.0)
 
 
 def _ask(backend: JournalBackend, chosen: Filter, action: str) -> None:
@@ -374,7 +386,9 @@ def _document(backend: JournalBackend, indent: int | None) -> str:
     return json.dumps(totals | {"queues": list(map(depth_as_json, depths))}, indent=indent)
 
 
-def _show(look: Callable[[], _Frame], *, watch: bool, interval: float) -> None:
+def _show(
+    backend: JournalBackend, look: Callable[[], _Frame], *, watch: bool, interval: float
+) -> None:
     """Print a frame; with `watch` one after the other, on a terminal in its place.
 
     If the journal does not answer later, the last frame stays, with the reason.
@@ -388,6 +402,7 @@ def _show(look: Callable[[], _Frame], *, watch: bool, interval: float) -> None:
         while True:
             time.sleep(interval)
             try:
+                _end_leases(backend)
                 look().print()
             except JournalError as error:
                 journal.warn(str(error))
@@ -397,6 +412,7 @@ def _show(look: Callable[[], _Frame], *, watch: bool, interval: float) -> None:
             live.update(frame.renderable(console.size.height, failure), refresh=True)
             time.sleep(interval)
             try:
+                _end_leases(backend)
                 frame, failure = look(), ""
             except JournalError as error:
                 failure = str(error)

@@ -8,6 +8,7 @@ import re
 import signal
 import struct
 import sys
+import time
 
 import pytest
 
@@ -426,6 +427,16 @@ def test_stats_counts_by_queue_and_target(url, backend, capsys):
     assert document["total"] | {"oldest_s": 0} == counts | {"waiting": 2}
     of_audit = document["queues"][0] | {"oldest_s": 0}
     assert of_audit == {"queue": "audit", "target": TARGET} | counts
+
+
+def test_calls_of_a_process_that_has_died_are_waiting_when_its_lease_has_ended(
+    url, backend, capsys
+):
+    backend.append([call()])
+    backend.take("died", 0.05, [Route("audit", TARGET, 1)], 0.0)
+    time.sleep(0.1)
+    assert f"1 waiting, 0 taken, 0 dead at {url}" in run("stats", url, capsys=capsys).out
+    assert len(listed(url, "--state", "waiting", capsys=capsys)) == 1
 
 
 # --watch
