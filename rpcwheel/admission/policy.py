@@ -76,6 +76,10 @@ class ThrottlePolicy(Policy):
     """How many seconds an attempt counts. A server that has returned gets all attempts after about
     three of them."""
 
+    minimum_calls: Annotated[StrictInt, Field(ge=1)] = 3
+    """With fewer attempts in the window, those refused included, none is refused: else the first
+    failures of a call would throttle its own retries."""
+
     max_rejection: ShareAboveZero = 0.99
     """The highest share of attempts that are refused. The others are sent to a server that is down,
     so that its return is noticed."""

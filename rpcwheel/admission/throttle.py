@@ -6,6 +6,8 @@ the share `(requests - multiplier * accepts) / (requests + 1)` of further attemp
 counts as a request, so the share rises while the server fails, until nearly no attempt is sent; and
 each attempt that succeeds lets `multiplier` others be sent.
 
+* With very few attempts in the window it refuses none. (The window of the book is two minutes; in
+  one of a second, a call may be alone, and its first failures would refuse its own retries.)
 * An attempt counts when it has ended, a refused one at once. Attempts that run count neither way:
   otherwise a burst of calls that has no answer yet would be throttled.
 * An attempt that its caller has canceled does not count.
@@ -32,7 +34,15 @@ if TYPE_CHECKING:
 class Throttle:
     """The throttle of one method of one target. The caller holds its lock."""
 
-    __slots__ = ("_failures", "_max_rejection", "_multiplier", "_owed", "_window", "window_ns")
+    __slots__ = (
+        "_failures",
+        "_max_rejection",
+        "_minimum_calls",
+        "_multiplier",
+        "_owed",
+        "_window",
+        "window_ns",
+    )
 
     def __init__(self, policy: ThrottlePolicy, random: Callable[[], float]) -> None:
         """Make a throttle that refuses nothing yet.
@@ -42,6 +52,7 @@ class Throttle:
             random: Returns a random number from 0 to 1.
         """
         self._multiplier = policy.multiplier
+        self._minimum_calls = policy.minimum_calls
         self._max_rejection = policy.max_rejection
         self._failures: frozenset[str] = policy.failures
         self._owed = random()  # how many refusals, a fraction: clients do not begin together
@@ -75,5 +86,7 @@ class Throttle:
         window = self._window
         window.move(now_ns)
         requests = window.calls
+        if requests < self._minimum_calls:
+            return 0.0
         excess = requests - self._multiplier * (requests - window.failures)
         return min(excess / (requests + 1), self._max_rejection) if excess > 0.0 else 0.0

@@ -21,11 +21,15 @@ class AnyAttempts(RuleBasedStateMachine):
     @initialize(
         multiplier=st.sampled_from([1.1, 2.0, 3.5]),
         max_rejection=st.sampled_from([0.5, 0.98, 1.0]),
+        minimum=st.sampled_from([1, 3, 10]),
         owed=st.sampled_from([0.0, 0.7]),
     )
-    def make(self, multiplier, max_rejection, owed):
+    def make(self, multiplier, max_rejection, minimum, owed):
         self.multiplier, self.max_rejection, self.owed = multiplier, max_rejection, owed
-        policy = ThrottlePolicy(multiplier=multiplier, max_rejection=max_rejection, window=1.0)
+        self.minimum = minimum
+        policy = ThrottlePolicy(
+            multiplier=multiplier, max_rejection=max_rejection, minimum_calls=minimum, window=1.0
+        )
         self.throttle = Throttle(policy, lambda: owed)
         self.now_ns = 1000 * S
         self.attempts = []
@@ -34,6 +38,8 @@ class AnyAttempts(RuleBasedStateMachine):
         oldest = self.now_ns // (S // 10) - 9
         self.attempts = [each for each in self.attempts if each[0] >= oldest]
         recent = [accepted for _, accepted in self.attempts]
+        if len(recent) < self.minimum:
+            return 0.0
         share = (len(recent) - self.multiplier * sum(recent)) / (len(recent) + 1)
         return max(0.0, min(share, self.max_rejection))
 
@@ -133,6 +139,14 @@ def test_a_server_that_is_down_for_30_seconds_gets_a_twentieth_and_after_5_secon
         after = client.offer(56, seconds=10)
         assert share([each for each in after if each[0] >= 5.0]) == 1.0
     assert share(outages) <= 0.05
+
+
+def test_the_first_failures_of_a_call_do_not_throttle_its_own_retries():
+    throttle = Throttle(ThrottlePolicy(), lambda: 0.99)
+    for second in range(20):
+        for _ in range(2):
+            throttle.ended(second * S, FAILURE)
+            assert not throttle.refuses(second * S)
 
 
 def test_an_outage_of_which_only_attempts_in_flight_are_known_throttles_nothing():
