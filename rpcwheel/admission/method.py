@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -637,6 +637,17 @@ class MethodAdmissionStatus:
     """How many wait; None without a concurrency limit."""
     not_sent: tuple[NotSentStatus, ...] = ()
     """Without reasons for which all were sent."""
+    problem: str = field(init=False)
+    """What is wrong with it; "" if nothing is. A field, because JSON has no properties.
+
+    A breaker without calls remains HALF_OPEN, although its server may be well.
+    """
+
+    def __post_init__(self) -> None:
+        problem = "throttled" if self.rejection else ""
+        if self.breaker in _REFUSING:
+            problem = f"the circuit breaker is {self.breaker.replace('_', ' ')}"
+        object.__setattr__(self, "problem", problem)
 
     @property
     def labeled_method(self) -> str:
@@ -647,16 +658,6 @@ class MethodAdmissionStatus:
     def breakers(self) -> int | None:
         """1 if it has a circuit breaker, for metrics; None if it has none."""
         return 1 if self.breaker else None
-
-    @property
-    def problem(self) -> str:
-        """What is wrong with it; "" if nothing is.
-
-        A breaker without calls remains HALF_OPEN, although its server may be well.
-        """
-        if self.breaker in _REFUSING:
-            return f"the circuit breaker of {self.method} is {self.breaker.replace('_', ' ')}"
-        return "" if not self.rejection else f"{self.method} is throttled"
 
 
 _REFUSING: Final = frozenset((BreakerState.OPEN.value, BreakerState.FORCED_OPEN.value))

@@ -11,7 +11,7 @@ import pytest
 from fixtures.hostile_process import HOSTILE, VISIBLE, escaped_for_terminal, hostile_components
 from fixtures.terminals import Terminal
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import __version__
+from rpcwheel import __version__, with_breaker
 from rpcwheel.cli import main
 from rpcwheel.cli.top import VARIABLE
 from rpcwheel.status import server as server_module
@@ -42,6 +42,20 @@ def test_without_a_terminal_one_frame_is_printed(server, capsys):
     assert line.split()[:4] == ["a-timer", kind, "1", "0"]
     assert lines[-1].startswith("no ")
     assert not [line for line in lines if line != line.rstrip()]
+
+
+def test_a_circuit_breaker_that_is_open_is_a_problem(server, capsys):
+    @with_breaker(minimum_calls=1, open_duration=600.0, failures=(ConnectionError,))
+    def fetch():
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        fetch()
+    assert main(["top", server.address]) == 0
+    fetch.breaker.force_open()
+    assert main(["top", server.address]) == 0
+    first, second = re.findall(r"circuit breaker is ([a-z]+(?: open)?)", capsys.readouterr().out)
+    assert (first, second) == ("open", "forced open")
 
 
 @pytest.mark.parametrize("given", ["variable", "option"])

@@ -68,3 +68,9 @@ def test_each_metric_has_fields_or_properties_of_the_status(section):
         for field in (*metric.fields, *metric.labels.values()):
             owner, name = owner_of(metric.path or section.path, field)
             assert hasattr(owner, name) or field == FIELD
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.title)
+def test_a_problem_is_a_field_because_json_has_no_properties(section):
+    _, row = classes_of(section.path)
+    assert not hasattr(row, "problem") or "problem" in {each.name for each in fields(row)}
