@@ -28,7 +28,6 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.handlers import NO_DEADLINE_S
 from rpcwheel._grpc.serving import end_unserved_call
 from rpcwheel.durations import NEVER
-from rpcwheel.events import LimitIneffective
 
 from .limiter import CALL, UNLIMITED, LimitedCall, RefusalReason
 from .server import CPU_EVERY_NS, MAX_PAUSE_NS, Decisions, ServerLimit
@@ -99,7 +98,7 @@ class LimitInterceptor(grpc.ServerInterceptor):
         """Report once that the server has another executor: none of its calls arrives there."""
         self._seen += 1
         if self._seen == 3:  # noqa: PLR2004 - not the first: it arrives after this
-            self._limit.emit(LimitIneffective(self._limit.name))
+            self._limit.report_ineffective()
 
 
 class CpuClock(threading.local):

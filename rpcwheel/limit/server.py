@@ -19,7 +19,7 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.handlers import kind_of
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import TimerError
-from rpcwheel.events import OverloadBegan, OverloadEnded, emit
+from rpcwheel.events import LimitIneffective, OverloadBegan, OverloadEnded, emit
 from rpcwheel.events.events import plural
 from rpcwheel.methods import matches
 from rpcwheel.rpc import (
@@ -98,7 +98,7 @@ class LimitStatus:
 
     name: str
     limit: int | None
-    """How many handlers may run now; None if only methods have limits."""
+    """How many handlers may run now; None if only methods have limits, or it has no effect."""
     running: int
     """How many handlers run, without streams."""
     streams: int
@@ -156,6 +156,7 @@ class ServerLimit:
         self._refused: list[tuple[LimitedCall, RefusalReason]] = []
         self.overload: Overload | None = None
         """None if the server has not refused a call for 5 s."""
+        self._lacks_executor = False
         self._counts = components.call_counts()
         components.add("limit", self)
 
@@ -313,6 +314,11 @@ class ServerLimit:
         lasted_s = to_seconds(overload.last_refused_ns - overload.began_ns)
         self.emit(OverloadEnded(self.name, overload.refused, lasted_s))
 
+    def report_ineffective(self) -> None:
+        """Report that the server has another executor: it serves calls, and none arrives here."""
+        self._lacks_executor = True
+        self.emit(LimitIneffective(self.name))
+
     def emit(self, event: Event) -> None:
         """Emit an event on a worker, because sinks and log handlers of users may block."""
         EXECUTOR.submit(("events of limit", id(self)), partial(emit, event))
@@ -337,11 +343,14 @@ class ServerLimit:
                 )
             )
             problem = ""
-            if self.overload is not None:
+            is_ineffective = self._lacks_executor and not self.arrivals
+            if is_ineffective:
+                problem = "no effect: the server needs kit.server_executor()"
+            elif self.overload is not None:
                 problem = f"overloaded: it has refused {plural(self.overload.refused, 'call')}"
             return LimitStatus(
                 self.name,
-                None if math.isinf(limiter.limit) else int(limiter.limit),
+                None if is_ineffective or math.isinf(limiter.limit) else int(limiter.limit),
                 limiter.running,
                 limiter.streams,
                 limiter.waiting,

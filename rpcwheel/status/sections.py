@@ -236,7 +236,7 @@ SECTIONS: Final = (
     ), (
         RowMetric("limit",
             "Handlers that a server runs at the same time at most; none if only methods have "
-            "limits.",
+            "limits, or if the server has another executor.",
             _LIMIT, ("limit",)),
         RowMetric("limit_running",
             "Handlers that a server with a limit runs, without streams.",

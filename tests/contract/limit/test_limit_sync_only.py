@@ -20,6 +20,7 @@ from fixtures.worlds import SyncWorld
 from rpcwheel.call import MethodPolicy
 from rpcwheel.events import LimitIneffective, add_sink, remove_sink
 from rpcwheel.limit import LimitPolicy, ServerExecutor
+from rpcwheel.status.snapshot import snapshot
 from rpcwheel.telemetry import components
 
 Code = grpc.StatusCode
@@ -45,14 +46,14 @@ def serve(world):
     """Serves functions by their methods, with the interceptors of a kit; returns a channel."""
     servers = []
 
-    def start(functions, kit, executor=ThreadPoolExecutor):
+    def start(functions, kit, executor=ThreadPoolExecutor, interceptors=()):
         services = [unary_service(method, function) for method, function in functions.items()]
         servers.append(
             GrpcServer(
                 *services,
                 workers=4,
                 executor=executor,
-                interceptors=kit.server_interceptors() if kit else (),
+                interceptors=kit.server_interceptors() if kit else interceptors,
             )
         )
         return world.channel(servers[-1].target)
@@ -76,6 +77,26 @@ def test_an_executor_without_the_limit_is_reported_once(world, serve, events):
         assert channel.unary_unary(METHOD)(b"x") == b"x"
     assert wait_until(lambda: events.of(LimitIneffective))
     assert events.of(LimitIneffective) == [LimitIneffective("shop")]
+
+
+def test_an_executor_without_the_limit_is_a_problem_until_calls_arrive(world, serve):
+    kit = kit_of(world, limit=LimitPolicy(name="no executor", max_concurrent=1))
+    interceptors = kit.server_interceptors()
+
+    def status():
+        (row,) = [row for row in snapshot().limits if row.name == "no executor"]
+        return row.limit, row.problem
+
+    def call_with(executor):
+        channel = serve({METHOD: echo}, None, executor, interceptors)
+        for _ in range(3):
+            assert channel.unary_unary(METHOD)(b"x", timeout=WAIT_S) == b"x"
+
+    assert status() == (1, "")
+    call_with(ThreadPoolExecutor)
+    assert status() == (None, "no effect: the server needs kit.server_executor()")
+    call_with(kit.server_executor)
+    assert status() == (1, "")
 
 
 def test_the_executor_of_the_kit_is_not_reported_after_health_checks(world, serve, events):
