@@ -646,15 +646,16 @@ class LimitIneffective(_CallEvent):
 
 @dataclass(frozen=True, slots=True)
 class BreakerOpened(_CallEvent):
-    """A circuit breaker sends no more calls for `duration_s`; `reason` says what has failed.
+    """A circuit breaker sends no calls, and tries again in `duration_s`; `reason`: what has failed.
 
+    It tries a health check, if it can. If that fails, it stays open for longer, without an event.
     `target` is that of the channel; of a function it is "function". If the breaker was opened by
     hand, `duration_s` is infinite.
     """
 
     log_line = LogLine(
         WARNING,
-        "%(target)s %(method)s: the circuit breaker is open %(duration)s: %(reason)s",
+        "%(target)s %(method)s: the circuit breaker %(state)s: %(reason)s",
         subject="target method",
     )
     metric = Count(
@@ -671,9 +672,10 @@ class BreakerOpened(_CallEvent):
         return labeled_method(self.target, self.method)
 
     def log_texts(self) -> dict[str, str]:
-        """Return `duration`, for how long it is open."""
+        """Return `state`: that it is open, and what follows."""
         by_hand = math.isinf(self.duration_s)
-        return {"duration": "until it is reset" if by_hand else f"for {self.duration_s:.3g} s"}
+        then = " until it is reset" if by_hand else f"; it tries again in {self.duration_s:.3g} s"
+        return {"state": f"is open{then}"}
 
 
 @dataclass(frozen=True, slots=True)

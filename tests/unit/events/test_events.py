@@ -21,7 +21,7 @@ def test_events_are_frozen_slotted_dataclasses_derived_from_event():
 
 
 def test_the_subject_of_a_log_line_and_its_template_name_fields_or_log_texts():
-    computed = {"call", "details", "action", "next", "waiting", "duration"}
+    computed = {"call", "details", "action", "next", "waiting", "state"}
     for kind in KINDS:
         names = {field.name for field in dataclasses.fields(kind)}
         subject = kind.log_line.subject
