@@ -370,7 +370,7 @@ def types_in(annotation: object) -> Iterator[type]:
 
 
 def _message(mistake: ErrorDetails, policy: type[BaseModel]) -> str:
-    owner, field = field_at(policy, mistake["loc"])
+    _, field = field_at(policy, mistake["loc"])
     place, actual = path_of(mistake["loc"]), shown(mistake["input"])
     outer = path_of(mistake["loc"][:-1]) + ": " if len(mistake["loc"]) > 1 else ""
     name = str(mistake["loc"][-1]) if mistake["loc"] else ""
@@ -379,9 +379,8 @@ def _message(mistake: ErrorDetails, policy: type[BaseModel]) -> str:
             advice = None if field is None else field.description
             return f"{outer}`{name}` is missing" + (f"; {advice}" if advice else "")
         case "extra_forbidden":
-            return (
-                f"{outer}there is no setting {shown(name)}; {_hint(name, mistake['input'], owner)}"
-            )
+            hint = _hint(mistake["loc"], mistake["input"], policy)
+            return f"{outer}there is no setting {shown(name)}; {hint}"
         case "tuple_type":
             item = mistake["input"] if isinstance(mistake["input"], str) else "..."
             return (
@@ -435,8 +434,30 @@ SYNONYMS: Final = {
 """Names of settings in other libraries and in earlier versions."""
 
 
-def _hint(name: str, value: object, owner: type[BaseModel]) -> str:
+def _hint(place: Place, value: object, policy: type[BaseModel]) -> str:
     """Say which setting was probably meant by an unknown name with this value."""
+    owner, _ = field_at(policy, place)
+    hints = (_outer(place, policy), _similar(str(place[-1]), value, owner))
+    return "; or ".join(filter(None, hints)) or f"there are {', '.join(owner.model_fields)}"
+
+
+def _outer(place: Place, policy: type[BaseModel]) -> str:
+    """Say which table around this one has the setting, or return an empty string.
+
+    In TOML, a key after the header of a table belongs to this table, also one meant for the file.
+    """
+    *tables, name = place
+    for level in reversed(range(len(tables))):
+        outer = place[:level]
+        if field_at(policy, (*outer, name))[1] is not None:
+            if outer:
+                return f"it is a setting of {path_of(outer)}"
+            return "it is a setting of the top level: in TOML, write it before the first [table]"
+    return ""
+
+
+def _similar(name: str, value: object, owner: type[BaseModel]) -> str:
+    """Say which setting of the same policy is similar, or return an empty string."""
     fields = owner.model_fields
     if isinstance(value, dict) and value and fields.keys() >= value.keys():
         return f"write its settings at the top level, without it: {', '.join(value)}"
@@ -449,7 +470,7 @@ def _hint(name: str, value: object, owner: type[BaseModel]) -> str:
     near = difflib.get_close_matches(name, fields, n=1) or [
         field for field in fields if name in field.split("_")
     ]
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(fields)}"
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def shown(value: object) -> str:

@@ -158,6 +158,17 @@ REFUSED_TOML = {
     '[methods."/a/b"]\nretry = {retry_on = ["UNAVAILBLE"]}': (
         "methods[\"/a/b\"].retry.retry_on: it names 'UNAVAILBLE', which is not a gRPC"
     ),
+    "[retry]\nretry_on = 'UNAVAILABLE'\ntimeout = 2.0": (
+        "retry: there is no setting 'timeout'; it is a setting of the top level: in TOML, write it "
+        "before the first [table]; or did you mean 'attempt_timeout'?"
+    ),
+    "[methods.'/a/*'.retry]\nretry_on = 'UNAVAILABLE'\nidempotent = true": (
+        "methods[\"/a/*\"].retry: there is no setting 'idempotent'; it is a setting of "
+        'methods["/a/*"]'
+    ),
+    "[methods.'/a/*']\nidempotent = true\nheartbeat = 10": (
+        "methods[\"/a/*\"]: there is no setting 'heartbeat'; it is a setting of the top level: "
+    ),
     "[rpcwheel]\ntimeout = 2.0": (
         "no setting 'rpcwheel'; write its settings at the top level, without it: timeout"
     ),
@@ -185,6 +196,7 @@ REFUSED_YAML = {
     "- timeout": "it must hold settings by name, not ['timeout']",
     "1: 2": "[1]: Keys should be strings, not 1",
     "methods: {1: {timeout: 2}}": "valid string, not 1",
+    "retry: {retry_on: UNAVAILABLE, timeout: 2}": "'timeout'; it is a setting of the top level: ",
     "retry: " + "[" * 5000 + "]" * 5000: DEEP,
     "retry: " + "{a: " * 5000 + "1" + "}" * 5000: DEEP,
     "\n".join(" " * level + "a:" for level in range(60)): DEEP,
