@@ -36,6 +36,12 @@ _RETRYING: Final = tenacity.Retrying()
 DEFAULT_JITTER: Final = 0.5
 """The share of a wait that is random: "equal jitter"."""
 
+ALLOWED_WAITS: Final = (
+    "seconds (int or float), a timedelta, or a tenacity wait object such as "
+    "wait_exponential(max=60)"
+)
+"""The values that `Backoff` accepts as a wait, for error messages."""
+
 _GOLDEN_RATIO: Final = (5**0.5 - 1) / 2
 _RANDOM: Final = random.SystemRandom()
 """Not the program's own generator: background threads would draw from it, which changes the random
@@ -139,7 +145,7 @@ class Backoff:
             TypeError: `wait`, `stop` or `max_attempts` has another type.
             ConfigurationError: NaN or negative seconds; fewer than one attempt.
         """
-        self._wait = _check_wait(wait)
+        self._wait = check_wait(wait)
         self._stop = _check_stop(stop)
         self._max_attempts = _check_max_attempts(max_attempts)
 
@@ -211,17 +217,27 @@ def failed_state(
     return state
 
 
-def _check_wait(wait: Duration | WaitBaseT) -> WaitBaseT:
+def check_wait(
+    wait: Duration | WaitBaseT, *, subject: str = "wait", allowed: str = ALLOWED_WAITS
+) -> WaitBaseT:
+    """Return the wait as a wait object.
+
+    Args:
+        wait: As the argument of `Backoff`.
+        subject: The subject of the error messages.
+        allowed: What the caller accepts, for the error message of another type.
+
+    Raises:
+        TypeError: `wait` has another type.
+        ConfigurationError: NaN or negative seconds.
+    """
     if callable(wait) and not isinstance(wait, (type, stop_base)):
         return wait
     if isinstance(wait, bool) or not isinstance(wait, (int, float, timedelta)):
-        raise TypeError(
-            "wait must be seconds (int or float), a timedelta, or a tenacity wait object such as "
-            f"wait_exponential(max=60), not {wait!r}"
-        )
-    wait_ns = to_ns(wait, subject="wait")
+        raise TypeError(f"{subject} must be {allowed}, not {wait!r}")
+    wait_ns = to_ns(wait, subject=subject)
     if wait_ns < 0:
-        raise ConfigurationError(f"wait must not be negative, not {wait!r}; 0 is at once")
+        raise ConfigurationError(f"{subject} must not be negative, not {wait!r}; 0 is at once")
     seconds = to_seconds(wait_ns)
     return JitteredWait(seconds, seconds, multiplier=1.0)
 

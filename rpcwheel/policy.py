@@ -31,7 +31,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import no_info_before_validator_function
 
-from rpcwheel.backoff import DEFAULT_JITTER, JitteredWait
+from rpcwheel.backoff import DEFAULT_JITTER, JitteredWait, check_wait
 from rpcwheel.durations import positive_ns, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError, short_repr
 
@@ -205,16 +205,20 @@ Seconds = Annotated[float | timedelta, BeforeValidator(_seconds), WithJsonSchema
 
 def or_short(kind: type[Policy]) -> object:
     """Accept a number or a `timedelta` in place of a policy of this kind; see `Policy.short`."""
+    field = kind.model_fields[str(kind.short)]
+    number = "seconds (a number)" if timedelta in types_in(field.annotation) else "a number"
 
     def convert(value: object) -> object:
         if value is None or isinstance(value, (kind, dict)):
             return value
         if isinstance(value, (int, float, timedelta)) and not isinstance(value, bool):
             return checked(lambda number: kind(**{str(kind.short): number}), value)
-        problem = f"it must be seconds or {_a(kind.__name__)}, not {shown(value)}"
+        problem = (
+            f"it must be {number} or {_a(kind.__name__)} (in a file a table such as "
+            f"{{{kind.short} = 2}}), not {shown(value)}"
+        )
         raise PydanticCustomError("own_type", "{problem}", {"problem": problem})
 
-    field = kind.model_fields[str(kind.short)]
     may_be_zero = WithJsonSchema(_DELAY) in field.metadata
     return OrShort(convert, (_DELAY if may_be_zero else _SECONDS,))
 
@@ -267,9 +271,16 @@ class _Exponential(Policy):
     jitter: Annotated[Number, Field(ge=0.0, le=1.0)] = DEFAULT_JITTER
 
 
+_ALLOWED_WAITS: Final = (
+    "seconds (a number), a table such as {initial = 0.1, max = 10} (in code a dict), or in code a "
+    "timedelta or a tenacity wait object such as wait_exponential(max=60)"
+)
+
+
 def _wait(value: object) -> object:
-    """Convert a table to a wait object; return any other value as it is."""
+    """Convert a table to a wait object; check any other wait, and return it as it is."""
     if not isinstance(value, dict):
+        checked(partial(check_wait, subject="it", allowed=_ALLOWED_WAITS), value)
         return value
     table = checked(lambda fields: _Exponential(**fields), value)
     initial, longest = (to_seconds(to_ns(time)) for time in (table.initial, table.max))

@@ -211,12 +211,6 @@ class FailbackPolicy(Policy):
             raise ValueError(f"{', '.join(names)}: has an effect only with `journal`")
         return self
 
-    @field_validator("backoff")
-    @classmethod
-    def _check_backoff(cls, backoff: object) -> object:
-        checked(Backoff, backoff)
-        return backoff
-
     @field_validator("stop")
     @classmethod
     def _check_stop(cls, stop: object) -> object:

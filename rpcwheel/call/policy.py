@@ -29,7 +29,7 @@ from rpcwheel.admission.policy import (
     OwnThrottle,
     ThrottlePolicy,
 )
-from rpcwheel.backoff import DEFAULT_JITTER, Backoff, JitteredWait
+from rpcwheel.backoff import DEFAULT_JITTER, JitteredWait
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.limit.policy import ADAPTIVE, Limit, LimitPolicy
@@ -222,12 +222,6 @@ class RetryPolicy(Policy):
         if not codes:
             raise ConfigurationError(f"it is empty; {RETRY_ON_ADVICE}")
         return codes
-
-    @field_validator("backoff")
-    @classmethod
-    def _check_backoff(cls, backoff: object) -> object:
-        checked(Backoff, backoff)
-        return backoff
 
 
 def _codes(value: object) -> frozenset[str]:

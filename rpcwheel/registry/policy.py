@@ -11,7 +11,7 @@ from pydantic import StrictBool, field_validator, model_validator
 from rpcwheel.backoff import Backoff, JitteredWait
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.policy import Policy, Seconds, Wait, checked
+from rpcwheel.policy import Policy, Seconds, Wait
 
 SWITCHES: Final = frozenset({"yes", "no", "on", "off", "true", "false", "none", "null", "0", "1"})
 """Words that are refused as the directory of snapshots: they are meant as true or false."""
@@ -55,13 +55,6 @@ class RegistryPolicy(Policy):
     """The directory in which a client stores the instances, and from which it reads them when it
     starts while the registry is unreachable. True: one for each registry in the user's cache
     directory. A path: this directory. False: none."""
-
-    @field_validator("backoff")
-    @classmethod
-    def _check_backoff(cls, backoff: object) -> object:
-        if backoff is not None:
-            checked(Backoff, backoff)
-        return backoff
 
     @field_validator("snapshot")
     @classmethod

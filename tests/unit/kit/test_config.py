@@ -172,6 +172,15 @@ REFUSED_TOML = {
     "[rpcwheel]\ntimeout = 2.0": (
         "no setting 'rpcwheel'; write its settings at the top level, without it: timeout"
     ),
+    "timeout = '2s'": (
+        "timeout: it must be seconds (a number) or a DeadlinePolicy (in a file a table such as "
+        "{timeout = 2}), not '2s'"
+    ),
+    "retry = {retry_on = 'UNAVAILABLE', backoff = '100ms'}": (
+        "retry.backoff: it must be seconds (a number), a table such as {initial = 0.1, max = 10} "
+        "(in code a dict), or in code a timedelta or a tenacity wait object such as "
+        "wait_exponential(max=60), not '100ms'"
+    ),
     # Nesting, size and large numbers
     "timeout = ": "not valid TOML: Invalid value (at end of document)",
     "retry = " + "[" * 5000 + "]" * 5000: DEEP,
@@ -426,7 +435,7 @@ def test_each_mistake_names_its_file_or_variable(file):
     assert str(refused.value) == (
         f"{path}: timeout: it must be a finite time above zero (at least 1 ns), not -1\n"
         f"{path}: retry.max_attempts: it must be greater than or equal to 1, not 0\n"
-        "RPCWHEEL_RETRY__BACKOFF: retry.backoff: wait must not be negative, not -2; 0 is at once\n"
+        "RPCWHEEL_RETRY__BACKOFF: retry.backoff: it must not be negative, not -2; 0 is at once\n"
         "RPCWHEEL_RETRY__RETRY_BUDGET: retry.retry_budget: "
         "it must be a share from 0 to 1, or a RetryThrottling, not 3"
     )
