@@ -327,8 +327,19 @@ def _yaml(text: str, path: Path) -> object:
 
 
 def _reason(error: Exception) -> str:
-    """Return the parser's message, except for CPython's limit of digits, whose advice is wrong."""
-    return _TOO_LARGE if "sys.set_int_max_str_digits" in str(error) else str(error)
+    """Return the parser's message in one line, without advice that is wrong for settings."""
+    if "sys.set_int_max_str_digits" in str(error):
+        return _TOO_LARGE
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return " ".join(str(error).split())
+    # A `MarkedYAMLError`, whose text has several lines, and advice to allow duplicate keys.
+    context = getattr(error, "context", None) or ""
+    if context and (begin := getattr(error, "context_mark", None)) is not None:
+        context = f"{context} (line {begin.line + 1})"
+    problem = str(getattr(error, "problem", "")).partition(" with value ")[0]
+    reason = ", ".join(filter(None, (context, problem)))
+    return f"line {mark.line + 1}, column {mark.column + 1}: {reason}"
 
 
 def _check_events(events: Iterable[Any], path: Path) -> None:
