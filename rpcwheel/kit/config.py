@@ -30,6 +30,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,7 +45,7 @@ from rpcwheel.telemetry.switches import METRICS_VARIABLE, TRACES_VARIABLE
 from .policy import PREFIX, KitPolicy, journal_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pydantic.json_schema import JsonSchemaValue
     from pydantic_core import core_schema
@@ -124,8 +125,12 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
     file = variables.pop(f"{prefix}CONFIG", None)
     tree = {} if file is None else _read(Path(file))
     origins: dict[Place, str] = {}
+    unknown: list[str] = []
     for name, text in variables.items():
-        place = _place(name, prefix)
+        place = tuple(name.removeprefix(prefix).lower().split("__"))
+        if place[0] not in (*KitPolicy.model_fields, "config"):
+            unknown.append(_unknown_variable(name, place, prefix))
+            continue
         value = text if place == ("status_token",) else _value(text, name)
         origins[place] = name if value != text else name + _as_list(text)
         _merge(tree, checked_tree(_nest(place, value), name))
@@ -144,7 +149,7 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
             return origins[max(near, key=len)]
         return file or origin(place[:-1])
 
-    return _policy(tree, origin)
+    return _policy(tree, origin, unknown)
 
 
 def settings_schema() -> dict[str, Any]:
@@ -192,18 +197,21 @@ class _SettingsSchema(GenerateJsonSchema):
         return super().dict_schema(schema) | {"additionalProperties": False}
 
 
-def _policy(tree: dict[str, Any], origin: Callable[[Place], str]) -> KitPolicy:
+def _policy(
+    tree: dict[str, Any], origin: Callable[[Place], str], others: Sequence[str] = ()
+) -> KitPolicy:
+    """Make a policy of the settings; `others` are problems that were found before."""
     try:
         policy = KitPolicy.model_validate(_without_false(tree, ()))
     except ValidationError as error:
         problems, count = messages_of(error, KitPolicy), error.error_count()
     else:
         journal = list(journal_problems(policy))
-        if not journal:
+        if not journal and not others:
             return policy
         problems, count = iter(journal), len(journal)
     lines = (f"{origin(tuple(map(str, place)))}: {message}" for place, message in problems)
-    raise refusal(lines, count)
+    raise refusal(chain(others, lines), len(others) + count)
 
 
 def checked_tree(tree: dict[str, Any], where: str) -> dict[str, Any]:
@@ -385,16 +393,13 @@ def _check_events(events: Iterable[Any], path: Path) -> None:
 # Variables
 
 
-def _place(name: str, prefix: str) -> Place:
-    place = tuple(name.removeprefix(prefix).lower().split("__"))
+def _unknown_variable(name: str, place: Place, prefix: str) -> str:
     settings = [*KitPolicy.model_fields, "config"]
-    if place[0] in settings:
-        return place
     paths = {path.replace("__", "_"): path for path in (*settings, *_inner_paths())}
     near = difflib.get_close_matches("_".join(place), paths, n=1)
     names = [f"{prefix}{path.upper()}" for path in ([paths[near[0]]] if near else settings)]
     hint = f"did you mean {names[0]}?" if near else f"there are {', '.join(names)}"
-    raise ConfigurationError(f"{name}: there is no such setting; {hint}")
+    return f"{name}: there is no such setting; {hint}"
 
 
 def _inner_paths() -> Iterator[str]:

@@ -440,14 +440,19 @@ def test_an_error_names_the_variable():
 def test_each_mistake_names_its_file_or_variable(file):
     path = file('timeout = -1\nretry = { retry_on = "UNAVAILABLE", max_attempts = 0 }')
     with pytest.raises(ConfigurationError) as refused:
-        from_env(CONFIG=str(path), RETRY__BACKOFF="-2", RETRY__RETRY_BUDGET="3")
+        from_env(CONFIG=str(path), RETRY__BACKOFF="-2", RETRY__RETRY_BUDGET="3", IDEL="9")
     assert str(refused.value) == (
+        f"RPCWHEEL_IDEL: {UNKNOWN}RPCWHEEL_IDLE?\n"
         f"{path}: timeout: it must be a finite time above zero (at least 1 ns), not -1\n"
         f"{path}: retry.max_attempts: it must be greater than or equal to 1, not 0\n"
         "RPCWHEEL_RETRY__BACKOFF: retry.backoff: it must not be negative, not -2; 0 is at once\n"
         "RPCWHEEL_RETRY__RETRY_BUDGET: retry.retry_budget: "
         "it must be a share from 0 to 1, or a RetryThrottling, not 3"
     )
+    with pytest.raises(ConfigurationError) as refused:
+        from_env(TIMEOT="2", FAILBACK='{"retry_on": "UNAVAILABLE", "journal": "sqlite:///"}')
+    named = [line.partition(":")[0] for line in refused.value.problems]
+    assert named == ["RPCWHEEL_TIMEOT", "RPCWHEEL_FAILBACK"]
     with pytest.raises(ConfigurationError) as refused:
         from_env(RETRY__ATEMPTS="3")
     assert str(refused.value).startswith(  # an unknown setting before a missing one
