@@ -101,20 +101,23 @@ def check(
     settings = list(
         _method_settings(policy, origin, method) if method else _all_settings(policy, origin)
     )
+    notes = [] if method else list(_notes(policy))
     if as_json:
         values = {
             setting.name: {"value": _as_json(setting.value), "from": setting.source}
             | ({"note": setting.note} if setting.note else {})
             for setting in settings
         }
-        print(json.dumps({"file": file, "valid": True, "settings": values}, indent=2, default=str))
+        report = {"file": file, "valid": True, "notes": notes, "settings": values}
+        print(json.dumps(report, indent=2, default=str))
         return
     rows = [
         (name, _as_toml(value), f"{source} ({note})" if note else source)
         for name, value, source, note in settings
     ]
     print_table(("setting", "value", "from"), rows, sys.stdout)
-    print("\nThe settings are valid." if prefix else f"\n{file} is valid.")
+    result = "The settings are valid." if prefix else f"{file} is valid."
+    print("", *map("note: {}".format, notes), result, sep="\n")
 
 
 class Setting(NamedTuple):
@@ -147,10 +150,20 @@ def _all_settings(policy: KitPolicy, origin: str) -> Iterator[Setting]:
 
 
 NOT_IDEMPOTENT: Final = {
-    "retry": "only for calls that a server refuses: the method is not idempotent",
-    "hedging": "no effect: the method is not idempotent",
+    "retry": "only for calls that a server refuses",
+    "hedging": "no effect",
 }
-"""What limits the effect of a setting of a method that is not idempotent."""
+"""The effect of settings of a method that is not idempotent."""
+
+
+def _notes(policy: KitPolicy) -> Iterator[str]:
+    """Say which settings have less effect than expected, because no method is idempotent."""
+    layers = (policy, *policy.methods.values())
+    if any(layer.idempotent for layer in layers):
+        return
+    for name, effect in NOT_IDEMPOTENT.items():
+        if any(getattr(layer, name) is not None for layer in layers):
+            yield f"{name}: {effect}, because no method has idempotent = true"
 
 
 OF_METHOD: Final = ("limit.max_concurrent", "limit.rate")
@@ -170,7 +183,9 @@ def _method_settings(policy: KitPolicy, origin: str, method: str) -> Iterator[Se
     effective = policy.policy_for(method)
     for name in MethodPolicy.model_fields:
         value = getattr(effective, name)
-        limited = "" if value is None or effective.idempotent else NOT_IDEMPOTENT.get(name, "")
+        limited = ""
+        if name in NOT_IDEMPOTENT and value is not None and not effective.idempotent:
+            limited = f"{NOT_IDEMPOTENT[name]}: the method is not idempotent"
         settings = _settings(name, value, layers)
         if name == "limit" and value is not None and value is not policy.limit:
             settings = (setting for setting in settings if _is_of_method(setting))

@@ -28,6 +28,9 @@ idempotent = false
 failback = { retry_on = ["UNAVAILABLE"] }
 """
 
+RETRY = 'retry = { retry_on = ["UNAVAILABLE"] }\n'
+NONE_IDEMPOTENT = "because no method has idempotent = true"
+
 
 @pytest.fixture
 def file(tmp_path):
@@ -170,6 +173,25 @@ def test_check_says_that_a_method_that_is_not_idempotent_is_not_retried(
     file.write_text("hedging = 0.1")
     note = "no effect: the method is not idempotent"
     assert checked("--method", "/shop.Orders/Get")["hedging.delay"] == (0.1, "file", note)
+
+
+@pytest.mark.parametrize(
+    ("text", "notes"),
+    [
+        ("timeout = 2", []),
+        (f"{RETRY}[methods.'/a/*']\nidempotent = true", []),
+        (f"idempotent = true\n{RETRY}", []),
+        (RETRY, [f"retry: only for calls that a server refuses, {NONE_IDEMPOTENT}"]),
+        ("[methods.'/a/*']\nhedging = 0.1", [f"hedging: no effect, {NONE_IDEMPOTENT}"]),
+    ],
+)
+def test_check_notes_that_no_method_is_idempotent(file, capsys, text, notes) -> None:
+    file.write_text(text)
+    assert main(["config", "check", str(file)]) == 0
+    _, _, summary = capsys.readouterr().out.rpartition("\n\n")
+    assert summary.splitlines() == [*(f"note: {note}" for note in notes), f"{file} is valid."]
+    assert main(["config", "check", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == notes
 
 
 def test_check_prints_a_criticality_by_its_name(file, checked, capsys) -> None:
