@@ -81,8 +81,12 @@ def channel_options(
     first = _ms("first_reconnect", first_reconnect, own.first)
     longest = _ms("longest_reconnect", longest_reconnect, own.longest)
     if longest < first:
+        times = (longest_reconnect, first_reconnect)
+        of_longest, of_first = (", its default" if time is None else "" for time in times)
+        advice = ": set both" if None in times else ""
         raise ConfigurationError(
-            f"longest_reconnect ({longest} ms) is shorter than first_reconnect ({first} ms)"
+            f"longest_reconnect ({longest} ms{of_longest}) is shorter than first_reconnect "
+            f"({first} ms{of_first}){advice}"
         )
     idle = own.while_idle if while_idle is None else while_idle
     pings = {
