@@ -7,6 +7,7 @@ them. No I/O: nothing is connected or looked up.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -77,12 +78,17 @@ class Target:
         else:
             url = _checked_url(target, service)
             name = service or url.service
+        options = {} if url is None else url.options
         if not name:
+            if misspelled := difflib.get_close_matches("service", options, n=1, cutoff=0.75):
+                raise ConfigurationError(
+                    f"no service is named; the URL has the option {misspelled[0]!r}: did you mean "
+                    "'service'?"
+                )
             raise ConfigurationError(
                 f"no service is named; name it in the URL, {_example_like(url)!r}, or by "
                 "service='shop.Orders'"
             )
-        options = {} if url is None else url.options
         return cls(
             service=name,
             url=None if url is None else _registry_alone(url),
