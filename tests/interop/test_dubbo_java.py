@@ -136,9 +136,12 @@ def test_a_java_consumer_gets_the_status_and_does_not_retry_it(orders, java_cons
 
 
 def test_a_java_consumer_retries_its_timeouts_only(orders, java_consumer):
-    before = len(orders.seen)
-    assert "RpcException code 2" in java_consumer.ask("place hang")
-    assert wait_until(lambda: len(orders.seen) > before + 1)
+    def attempts():  # on a busy machine, one may reach the server only after its timeout
+        before = len(orders.seen)
+        assert "RpcException code 2" in java_consumer.ask("place hang")
+        return len(orders.seen) - before
+
+    assert wait_until(lambda: attempts() > 1)
 
 
 @pytest.mark.usefixtures("orders")
