@@ -6,8 +6,12 @@ number of handlers that keeps the server busy (the bandwidth-delay product of BB
 2016; Kratos and Sentinel limit servers by it). With fewer handlers the server idles, with more they
 only wait for each other: for a lock, for a connection of a pool, or for the interpreter.
 
-Both are measured in windows. While nearly all calls have to wait for a handler to end, three kinds
-of windows follow each other:
+Both are measured in windows. Durations differ, so a window is long enough for its mean to be exact,
+and what it shows has the standard error of the mean: else the shortest mean would be that of a few
+short calls. The throughput is the number of handlers that ran, divided by their duration, which
+does not depend on how many happened to end.
+
+While nearly all calls have to wait for a handler to end, three kinds of windows follow each other:
 
 * `NORMAL`: as many handlers as the product says.
 * `FEWER`: half as many as run. With too many handlers all of them are slow, and only fewer show how
@@ -37,11 +41,16 @@ MAX_LIMIT: Final = 1 << 20
 
 MIN_WINDOW_NS: Final = 200_000_000
 MIN_CALLS: Final = 20
-"""A window ends after this time and this number of calls."""
+"""A window ends after this time and this number of calls, if it is exact. With a low limit,
+`FEW_CALLS` for each handler are enough."""
+
+EXACT: Final = 0.1
+"""A window is exact if the standard error of the mean duration is at most this share of it."""
 
 MAX_WINDOW_NS: Final = 1_000_000_000
+MAX_DURATIONS: Final = 4
 FEW_CALLS: Final = 5
-"""If there are few calls, it ends after this time, or twice the duration of a call."""
+"""Otherwise it ends after this time, or this number of mean durations, and this number of calls."""
 
 HISTORY_NS: Final = 10_000_000_000
 """How long a window is remembered, and the time between two windows with fewer handlers."""
@@ -51,9 +60,9 @@ MORE_AGAIN_NS: Final = 1_000_000_000, 4_000_000_000
 doubles with each, up to the second of these."""
 
 SATURATED: Final = 0.9
-"""The server is saturated if at least this share of the calls of a window have waited, and handlers
-ran in this share of its time: fewer also wait if many arrive together by chance, and after a pause
-nobody has waited for long."""
+"""The server is saturated if at least this share of the calls of a window have waited, and this
+share of the handlers that may run ran in the mean: fewer also wait if many arrive together by
+chance, and after a pause the calls before it tell nothing."""
 
 SHORTER: Final = 0.8
 """With fewer handlers, durations are shorter if they are less than this share."""
@@ -88,7 +97,9 @@ class Window(NamedTuple):
     throughput: float
     """Calls per nanosecond."""
     duration_ns: float
-    """The mean duration of the handlers that were started since the limit was changed."""
+    """The mean duration of handlers, and its standard error."""
+    running: float
+    """How many handlers ran."""
 
 
 class AdaptiveLimit:
@@ -98,16 +109,16 @@ class AdaptiveLimit:
         "_answered",
         "_before",
         "_began_cpu_ns",
-        "_began_idle_ns",
         "_began_ns",
-        "_changed_ns",
+        "_began_work_ns",
         "_count",
         "_duration_ns",
-        "_is_changed",
         "_measured_ns",
         "_more_at_ns",
         "_more_interval_ns",
+        "_old",
         "_slow_windows",
+        "_squares",
         "_step",
         "_trial",
         "_waited",
@@ -135,23 +146,23 @@ class AdaptiveLimit:
         self._more_interval_ns = 0
         self._step = INITIAL_LIMIT  # how many more
         self._slow_windows = 0
-        self._changed_ns = 0  # when the limit was changed
-        self._is_changed = False  # whether that was at the beginning of this window
+        self._old = 0  # how many handlers are to end before a window begins: of another limit
         # The window that is measured:
         self._began_ns = 0
         self._began_cpu_ns = 0
-        self._began_idle_ns = 0
+        self._began_work_ns = 0
         self._count = 0
         self._answered = 0
         self._waited = 0
         self._duration_ns = 0
+        self._squares = 0.0
 
     def ended(
         self,
         started_ns: int,
         now_ns: int,
         cpu_ns: int,
-        idle_ns: int,
+        work_ns: int,
         *,
         has_waited: bool,
         is_answered: bool,
@@ -162,45 +173,63 @@ class AdaptiveLimit:
             started_ns: When the handler was started.
             now_ns: The time now.
             cpu_ns: The processor time that all handlers have used up to now.
-            idle_ns: The time up to now in which no handler ran.
+            work_ns: The time for which handlers have run up to now, the sum of all of them.
             has_waited: Whether the call has waited before.
             is_answered: Whether its client got the answer; if not, it was too slow, and nobody is
                 served by it.
         """
-        if started_ns < self._changed_ns:
-            return  # it began under another limit
+        if self._old:
+            self._old -= 1
+            if not self._old:
+                self._begin(now_ns, cpu_ns, work_ns)
+            return
+        took_ns = now_ns - started_ns
         self._count += 1
         self._answered += is_answered
         self._waited += has_waited
-        self._duration_ns += now_ns - started_ns
+        self._duration_ns += took_ns
+        self._squares += float(took_ns) * took_ns
         elapsed_ns = now_ns - self._began_ns
-        if self._count < FEW_CALLS or elapsed_ns < MIN_WINDOW_NS:
+        count = self._count
+        if count < FEW_CALLS or elapsed_ns < MIN_WINDOW_NS:
             return
-        mean_ns = self._duration_ns / self._count
-        measured_ns: float = elapsed_ns
-        if self._is_changed:
-            # The first of these handlers ends only after its duration; if they wait for each other,
-            # after that of a handler that is alone. With the mean, the throughput would seem to
-            # rise with the limit, and more handlers wait for each other until their callers go.
-            measured_ns -= min(mean_ns, self._shortest_ns())
-        if measured_ns < MIN_WINDOW_NS or (
-            self._count < MIN_CALLS and measured_ns < max(MAX_WINDOW_NS, 2 * mean_ns)
-        ):
+        mean_ns = self._duration_ns / count
+        variance = self._squares / count - mean_ns * mean_ns
+        is_exact = (
+            count >= min(MIN_CALLS, FEW_CALLS * self.limit)
+            and variance <= count * (EXACT * mean_ns) ** 2
+        )
+        if not is_exact and elapsed_ns < max(MAX_WINDOW_NS, MAX_DURATIONS * mean_ns):
             return
-        window = Window(now_ns, self._answered / measured_ns, mean_ns)
+        worked_ns = work_ns - self._began_work_ns
+        running = worked_ns / elapsed_ns
         self.is_busy = BUSY < (cpu_ns - self._began_cpu_ns) / elapsed_ns < BEYOND_LOCK
-        ran_ns = elapsed_ns - (idle_ns - self._began_idle_ns)
-        is_saturated = self._waited >= SATURATED * self._count and ran_ns >= SATURATED * elapsed_ns
-        self._began_ns, self._began_cpu_ns, self._began_idle_ns = now_ns, cpu_ns, idle_ns
-        self._count = self._answered = self._waited = self._duration_ns = 0
+        is_saturated = self._waited >= SATURATED * count and running >= SATURATED * self.limit
+        duration_ns = mean_ns + math.sqrt(max(0.0, variance) / count)
+        if not is_saturated:
+            duration_ns = max(duration_ns, worked_ns / count)
+        throughput = running / duration_ns * self._answered / count
+        window = Window(now_ns, throughput, duration_ns, running)
+        self._begin(now_ns, cpu_ns, work_ns)
         if elapsed_ns < HISTORY_NS:  # else it began before a pause
-            self._set(self._next_limit(window, is_saturated=is_saturated), now_ns)
+            if is_exact or is_saturated:
+                limit = self._next_limit(window, is_saturated=is_saturated)
+            else:  # the calls that end first are short
+                limit = self._limit_after_few_calls()
+            limit = max(self.minimum, min(limit, self.maximum))
+            if limit != self.limit:
+                self.limit, self._old = limit, math.ceil(running)
 
-    def _set(self, limit: int, now_ns: int) -> None:
-        limit = max(self.minimum, min(limit, self.maximum))
-        self._is_changed = limit != self.limit
-        if self._is_changed:
-            self.limit, self._changed_ns = limit, now_ns
+    def _limit_after_few_calls(self) -> int:
+        trial, self._trial = self._trial, Trial.NORMAL
+        if trial is not Trial.FEWER or not self._windows:
+            return self.limit
+        return self._before or self._product()
+
+    def _begin(self, now_ns: int, cpu_ns: int, work_ns: int) -> None:
+        self._began_ns, self._began_cpu_ns, self._began_work_ns = now_ns, cpu_ns, work_ns
+        self._count = self._answered = self._waited = self._duration_ns = 0
+        self._squares = 0.0
 
     def _next_limit(self, window: Window, *, is_saturated: bool) -> int:
         now_ns, trial, self._trial = window.end_ns, self._trial, Trial.NORMAL
@@ -218,7 +247,7 @@ class AdaptiveLimit:
             self._measured_ns = now_ns
             if self._before and not is_shorter:
                 return self._before  # handlers did not wait for each other, nor calls for them
-            if self.limit > 1 and is_shorter:
+            if self.limit > 1 and is_shorter and is_saturated:  # else the load may have ended
                 return self._try_fewer(window, before=0)
         elif not is_saturated:
             return self._unsaturated_limit(window, shortest, is_due=is_due)
@@ -226,7 +255,7 @@ class AdaptiveLimit:
             return self._try_fewer(window, before=0)
         limit = self._product()
         if trial is Trial.MORE:
-            self._judge_more(window, highest, limit)
+            self._judge_more(window, limit)
         if now_ns >= self._more_at_ns and limit < self.maximum:
             self._trial = Trial.MORE
             self._step = min(self._step, limit)
@@ -242,11 +271,12 @@ class AdaptiveLimit:
             return self._try_fewer(window, before=self.limit)
         return self.limit
 
-    def _judge_more(self, window: Window, highest: float, limit: int) -> None:
+    def _judge_more(self, window: Window, limit: int) -> None:
         """Set when to try more handlers again, and how many, after a window with more."""
+        before = self._windows[-2]
         # Half of what the additional handlers would bring if they were not in each other's way.
-        expected = highest * (1 + 0.5 * self._step / max(1, self.limit - self._step))
-        if window.throughput > expected:
+        expected = before.throughput * (1 + window.running / before.running) / 2
+        if window.throughput > expected and window.running > before.running:
             self._step, self._more_interval_ns = 2 * self._step, 0
         else:
             self._step = max(1, limit // 4)

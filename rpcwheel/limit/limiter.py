@@ -144,8 +144,6 @@ class Limiter:
 
     __slots__ = (
         "_adaptive",
-        "_idle_ns",
-        "_idle_since_ns",
         "_late_ns",
         "_max_streams",
         "_max_wait_ns",
@@ -153,6 +151,8 @@ class Limiter:
         "_usual_ns",
         "_waiting",
         "_waiting_streams",
+        "_work_at_ns",
+        "_work_ns",
         "limit",
         "refused",
         "running",
@@ -197,8 +197,8 @@ class Limiter:
         """When calls will have waited too long without a pause; of no use if none waits."""
         self.threads = math.inf
         """How many calls can run at the same time at all."""
-        self._idle_ns = self._idle_since_ns = 0
-        """How long no handler ran, without streams, and since when none runs if none does."""
+        self._work_ns = self._work_at_ns = 0
+        """The sum of the times for which handlers have run, without streams, up to a time."""
         self.running = 0
         """How many handlers run, without streams."""
         self.streams = 0
@@ -272,9 +272,8 @@ class Limiter:
         if method.is_stream:
             self.streams -= 1
             return
+        self._count_work(now_ns)
         self.running -= 1
-        if not self.running:
-            self._idle_since_ns = now_ns
         took_ns = now_ns - started_ns
         if call.is_gone or (not is_answered and took_ns < self._usual_ns):
             return  # its handler has not run, or its client did not want to wait
@@ -286,7 +285,7 @@ class Limiter:
                 started_ns,
                 now_ns,
                 cpu_ns,
-                self._idle_ns,
+                self._work_ns,
                 has_waited=call.has_waited,
                 is_answered=is_answered,
             )
@@ -385,11 +384,14 @@ class Limiter:
         else:
             if self.running >= self.limit:
                 return False
-            if not self.running:
-                self._idle_ns += now_ns - self._idle_since_ns
+            self._count_work(now_ns)
             self.running += 1
         method.running += 1
         return True
+
+    def _count_work(self, now_ns: int) -> None:
+        self._work_ns += self.running * (now_ns - self._work_at_ns)
+        self._work_at_ns = now_ns
 
     def _max_wait(self) -> int:
         # The same for all methods, so that those that have waited the longest are the first.

@@ -29,12 +29,13 @@ def test_an_overloaded_server_answers_as_many_calls_as_it_can(server, load):
 
 def test_handlers_that_compute_from_the_start_are_limited_although_no_call_waits_for_them():
     """Calls wait in gRPC, which accepts none while four handlers compute."""
-    limit, now_ns, limits = AdaptiveLimit(), SECOND_NS, []
+    limit, now_ns, work_ns, limits = AdaptiveLimit(), SECOND_NS, 0, []
     for _ in range(1000):
         now_ns += SECOND_NS // 100
+        work_ns += min(limit.limit, 4) * SECOND_NS // 100
         started_ns = now_ns - min(limit.limit, 4) * SECOND_NS // 100
         waits = limit.limit < 4
-        limit.ended(started_ns, now_ns, now_ns, 0, has_waited=waits, is_answered=True)
+        limit.ended(started_ns, now_ns, now_ns, work_ns, has_waited=waits, is_answered=True)
         limits.append(limit.limit)
     assert max(limits[300:]) <= 2
     assert limits[300:].count(1) > 400
@@ -45,7 +46,41 @@ def test_a_busy_interpreter_limits_no_handlers_that_mostly_wait(rate):
     """Each computes for 1 ms and waits for 49 ms; `rate` is a thousandth of the processor."""
     server = Server(slots=10**6, duration_s=0.05, computes_s=0.001)
     server.offer(rate, seconds=5)  # the limit begins with 8
-    assert server.offer(rate, seconds=60).refused <= 0.001 * 60 * rate
+    assert server.offer(rate, seconds=60).refused <= 0.005 * 60 * rate
+
+
+def bimodal(pattern):
+    """One of ten takes 10 times as long as the others."""
+    return 10 / 1.9 if pattern.random() < 0.1 else 1 / 1.9
+
+
+VARIES = {
+    "uniform": lambda pattern: pattern.uniform(0.5, 1.5),
+    "exponential": lambda pattern: pattern.expovariate(1.0),
+    "lognormal": lambda pattern: pattern.lognormvariate(-0.5, 1.0),
+    "bimodal": bimodal,
+}
+
+
+@pytest.mark.parametrize("load", [0.9, 2, 10])
+@pytest.mark.parametrize("varies", VARIES.values(), ids=VARIES)
+def test_handlers_with_different_durations_get_the_whole_capacity(varies, load):
+    server = Server(slots=32, duration_s=0.05, varies=varies)
+    server.offer(load * server.capacity, seconds=15)
+    done = server.offer(load * server.capacity, seconds=10)
+    assert done.answered >= 0.8 * min(load, 1) * 10 * server.capacity
+
+
+@pytest.mark.parametrize("slow_s", [0.2, 2.0])
+def test_a_second_in_which_handlers_are_slow_is_forgotten_soon(slow_s):
+    server = Server(**WAITING)
+    load = 0.9 * server.capacity
+    server.offer(load, seconds=8)
+    server.duration_s = slow_s
+    server.offer(load, seconds=1)
+    server.duration_s = 0.05
+    server.offer(load, seconds=slow_s)  # until those that are slow have ended
+    assert server.offer(load, seconds=3).answered >= 0.7 * 3 * load
 
 
 def test_an_overload_from_the_start_is_limited_within_two_seconds():
