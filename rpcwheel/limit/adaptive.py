@@ -53,7 +53,9 @@ FEW_CALLS: Final = 5
 """Otherwise it ends after this time, or this number of mean durations, and this number of calls."""
 
 HISTORY_NS: Final = 10_000_000_000
-"""How long a window is remembered, and the time between two windows with fewer handlers."""
+HISTORY_WINDOWS: Final = 10
+"""How long a window is remembered, and the time between two windows with fewer handlers: at least
+this time, and as long as so many windows are."""
 
 MORE_AGAIN_NS: Final = 1_000_000_000, 4_000_000_000
 """The time until the next window with more handlers, after the first one without success. It
@@ -113,6 +115,7 @@ class AdaptiveLimit:
         "_began_work_ns",
         "_count",
         "_duration_ns",
+        "_history_ns",
         "_measured_ns",
         "_more_at_ns",
         "_more_interval_ns",
@@ -146,7 +149,8 @@ class AdaptiveLimit:
         self._more_interval_ns = 0
         self._step = INITIAL_LIMIT  # how many more
         self._slow_windows = 0
-        self._old = 0  # how many handlers are to end before a window begins: of another limit
+        self._history_ns = HISTORY_NS
+        self._old = 1  # how many handlers are to end before a window begins: of another limit
         # The window that is measured:
         self._began_ns = 0
         self._began_cpu_ns = 0
@@ -211,14 +215,15 @@ class AdaptiveLimit:
         throughput = running / duration_ns * self._answered / count
         window = Window(now_ns, throughput, duration_ns, running)
         self._begin(now_ns, cpu_ns, work_ns)
-        if elapsed_ns < HISTORY_NS:  # else it began before a pause
-            if is_exact or is_saturated:
-                limit = self._next_limit(window, is_saturated=is_saturated)
-            else:  # the calls that end first are short
-                limit = self._limit_after_few_calls()
-            limit = max(self.minimum, min(limit, self.maximum))
-            if limit != self.limit:
-                self.limit, self._old = limit, math.ceil(running)
+        if is_saturated:
+            self._history_ns = max(HISTORY_NS, HISTORY_WINDOWS * elapsed_ns)
+        if is_exact or is_saturated:
+            limit = self._next_limit(window, is_saturated=is_saturated)
+        else:  # the calls that end first are short
+            limit = self._limit_after_few_calls()
+        limit = max(self.minimum, min(limit, self.maximum))
+        if limit != self.limit:
+            self.limit, self._old = limit, math.ceil(running)
 
     def _limit_after_few_calls(self) -> int:
         trial, self._trial = self._trial, Trial.NORMAL
@@ -233,7 +238,7 @@ class AdaptiveLimit:
 
     def _next_limit(self, window: Window, *, is_saturated: bool) -> int:
         now_ns, trial, self._trial = window.end_ns, self._trial, Trial.NORMAL
-        while self._windows and self._windows[0].end_ns < now_ns - HISTORY_NS:
+        while self._windows and self._windows[0].end_ns < now_ns - self._history_ns:
             self._windows.popleft()
         highest = max((each.throughput for each in self._windows), default=0.0)
         shortest = self._shortest_ns()
@@ -241,7 +246,7 @@ class AdaptiveLimit:
             self._windows.clear()
             self._measured_ns = None
         self._windows.append(window)
-        is_due = self._measured_ns is None or now_ns - self._measured_ns > HISTORY_NS
+        is_due = self._measured_ns is None or now_ns - self._measured_ns > self._history_ns
         is_shorter = window.duration_ns < SHORTER * shortest
         if trial is Trial.FEWER:
             self._measured_ns = now_ns

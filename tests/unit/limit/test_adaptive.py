@@ -71,6 +71,14 @@ def test_handlers_with_different_durations_get_the_whole_capacity(varies, load):
     assert done.answered >= 0.8 * min(load, 1) * 10 * server.capacity
 
 
+@pytest.mark.parametrize("varies", [VARIES["uniform"], VARIES["exponential"]])
+def test_handlers_that_take_long_are_limited_as_others_are_but_later(varies):
+    server = Server(slots=32, duration_s=8.0, varies=varies)
+    server.offer(2 * server.capacity, seconds=400)
+    done = server.offer(2 * server.capacity, seconds=400)
+    assert done.answered >= 0.6 * 400 * server.capacity
+
+
 @pytest.mark.parametrize("slow_s", [0.2, 2.0])
 def test_a_second_in_which_handlers_are_slow_is_forgotten_soon(slow_s):
     server = Server(**WAITING)
