@@ -44,7 +44,7 @@ MIN_CALLS: Final = 20
 """A window ends after this time and this number of calls, if it is exact. With a low limit,
 `FEW_CALLS` for each handler are enough."""
 
-EXACT: Final = 0.1
+EXACT: Final = 0.2
 """A window is exact if the standard error of the mean duration is at most this share of it."""
 
 MAX_WINDOW_NS: Final = 1_000_000_000
