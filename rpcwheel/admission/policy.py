@@ -77,8 +77,8 @@ class ThrottlePolicy(Policy):
     three of them."""
 
     minimum_calls: Annotated[StrictInt, Field(ge=1)] = 3
-    """With fewer attempts in the window, those refused included, none is refused: else the first
-    failures of a call would throttle its own retries."""
+    """With fewer attempts in the window, refused ones included, none is refused, so that the first
+    failures of a call do not throttle its own retries."""
 
     max_rejection: ShareAboveZero = 0.99
     """The highest share of attempts that are refused. The others are sent to a server that is down,

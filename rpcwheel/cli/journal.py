@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -20,7 +20,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from rpcwheel.errors import ConfigurationError, JournalError
+from rpcwheel.errors import ConfigurationError, JournalError, JournalRefused
 from rpcwheel.journal import (
     CallState,
     Depth,
@@ -308,9 +308,11 @@ def _opened(url: str) -> Iterator[JournalBackend]:
 def _end_leases(backend: JournalBackend) -> None:
     """Make the calls of processes that have died waiting again, if their leases have ended.
 
-    Each process that delivers calls does this too, but perhaps none runs.
+    Each process that delivers calls does this too, but perhaps none runs. Who may only read the
+    journal sees them as taken.
     """
-    backend.take("", 0.0, (), 0.0)
+    with suppress(JournalRefused):
+        backend.take("", 0.0, (), 0.0)
 
 
 def _ask(backend: JournalBackend, chosen: Filter, action: str) -> None:

@@ -7,16 +7,16 @@ number of handlers that keeps the server busy (the bandwidth-delay product of BB
 only wait for each other: for a lock, for a connection of a pool, or for the interpreter.
 
 Both are measured in windows. Durations differ, so a window is long enough for its mean to be exact,
-and what it shows has the standard error of the mean: else the shortest mean would be that of a few
-short calls. The throughput is the number of handlers that ran, divided by their duration, which
-does not depend on how many happened to end.
+and its duration is the mean plus the standard error: otherwise the shortest one would be that of a
+few short calls. The throughput is the mean number of handlers that ran, divided by their duration.
+It does not depend on how many happened to end.
 
 While nearly all calls have to wait for a handler to end, three kinds of windows follow each other:
 
 * `NORMAL`: as many handlers as the product says.
 * `FEWER`: half as many as run. With too many handlers all of them are slow, and only fewer show how
   long they take alone. When the limit is new, at once and until durations get no shorter; then
-  every 10 s (BBR's ProbeRTT).
+  every 10 s, or ten windows if they are longer (BBR's ProbeRTT).
 * `MORE`: at first twice as many, later a quarter more. If the throughput rises, so does the limit,
   and faster with each success. If not, the next attempt is later each time. So the limit follows a
   server that can do more, and no handler is left running that only slows down the others.
@@ -54,8 +54,8 @@ FEW_CALLS: Final = 5
 
 HISTORY_NS: Final = 10_000_000_000
 HISTORY_WINDOWS: Final = 10
-"""How long a window is remembered, and the time between two windows with fewer handlers: at least
-this time, and as long as so many windows are."""
+"""How long a window is remembered, and the time between two windows with fewer handlers: this time,
+or that of so many windows if they are longer."""
 
 MORE_AGAIN_NS: Final = 1_000_000_000, 4_000_000_000
 """The time until the next window with more handlers, after the first one without success. It
@@ -99,9 +99,9 @@ class Window(NamedTuple):
     throughput: float
     """Calls per nanosecond."""
     duration_ns: float
-    """The mean duration of handlers, and its standard error."""
+    """The mean duration of handlers, plus its standard error."""
     running: float
-    """How many handlers ran."""
+    """How many handlers ran, in the mean."""
 
 
 class AdaptiveLimit:
@@ -110,9 +110,7 @@ class AdaptiveLimit:
     __slots__ = (
         "_answered",
         "_before",
-        "_began_cpu_ns",
-        "_began_ns",
-        "_began_work_ns",
+        "_began",
         "_count",
         "_duration_ns",
         "_history_ns",
@@ -152,9 +150,7 @@ class AdaptiveLimit:
         self._history_ns = HISTORY_NS
         self._old = 1  # how many handlers are to end before a window begins: of another limit
         # The window that is measured:
-        self._began_ns = 0
-        self._began_cpu_ns = 0
-        self._began_work_ns = 0
+        self._began = 0, 0, 0  # its begin, with the processor time and the work up to then
         self._count = 0
         self._answered = 0
         self._waited = 0
@@ -193,7 +189,8 @@ class AdaptiveLimit:
         self._waited += has_waited
         self._duration_ns += took_ns
         self._squares += float(took_ns) * took_ns
-        elapsed_ns = now_ns - self._began_ns
+        began_ns, began_cpu_ns, began_work_ns = self._began
+        elapsed_ns = now_ns - began_ns
         count = self._count
         if count < FEW_CALLS or elapsed_ns < MIN_WINDOW_NS:
             return
@@ -205,11 +202,11 @@ class AdaptiveLimit:
         )
         if not is_exact and elapsed_ns < max(MAX_WINDOW_NS, MAX_DURATIONS * mean_ns):
             return
-        worked_ns = work_ns - self._began_work_ns
+        worked_ns = work_ns - began_work_ns
         running = worked_ns / elapsed_ns
-        self.is_busy = BUSY < (cpu_ns - self._began_cpu_ns) / elapsed_ns < BEYOND_LOCK
+        self.is_busy = BUSY < (cpu_ns - began_cpu_ns) / elapsed_ns < BEYOND_LOCK
         is_saturated = self._waited >= SATURATED * count and running >= SATURATED * self.limit
-        duration_ns = mean_ns + math.sqrt(max(0.0, variance) / count)
+        duration_ns = max(1.0, mean_ns + math.sqrt(max(0.0, variance) / count))
         if not is_saturated:
             duration_ns = max(duration_ns, worked_ns / count)
         throughput = running / duration_ns * self._answered / count
@@ -219,20 +216,21 @@ class AdaptiveLimit:
             self._history_ns = max(HISTORY_NS, HISTORY_WINDOWS * elapsed_ns)
         if is_exact or is_saturated:
             limit = self._next_limit(window, is_saturated=is_saturated)
-        else:  # the calls that end first are short
+        else:
             limit = self._limit_after_few_calls()
         limit = max(self.minimum, min(limit, self.maximum))
         if limit != self.limit:
             self.limit, self._old = limit, math.ceil(running)
 
     def _limit_after_few_calls(self) -> int:
+        """End the trial after a window that shows nothing: the calls that end first are short."""
         trial, self._trial = self._trial, Trial.NORMAL
         if trial is not Trial.FEWER or not self._windows:
             return self.limit
         return self._before or self._product()
 
     def _begin(self, now_ns: int, cpu_ns: int, work_ns: int) -> None:
-        self._began_ns, self._began_cpu_ns, self._began_work_ns = now_ns, cpu_ns, work_ns
+        self._began = now_ns, cpu_ns, work_ns
         self._count = self._answered = self._waited = self._duration_ns = 0
         self._squares = 0.0
 
@@ -280,8 +278,8 @@ class AdaptiveLimit:
         """Set when to try more handlers again, and how many, after a window with more."""
         before = self._windows[-2]
         # Half of what the additional handlers would bring if they were not in each other's way.
-        expected = before.throughput * (1 + window.running / before.running) / 2
-        if window.throughput > expected and window.running > before.running:
+        expected = before.throughput * (before.running + window.running) / 2
+        if window.throughput * before.running > expected and window.running > before.running:
             self._step, self._more_interval_ns = 2 * self._step, 0
         else:
             self._step = max(1, limit // 4)

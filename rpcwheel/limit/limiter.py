@@ -120,10 +120,9 @@ class LimitedCall:
         self.is_gone = False
         """Whether it ended before its handler ran: by its client, or by its deadline."""
         self.start: Any = None
-        """A list of what starts it, until it is started or refused: whoever pops that does it.
-
-        It has the context of the call, which has this object: a circle, which would keep the
-        stream open (docs/grpcio.md)."""
+        """A list with the function and the arguments that start it. To start or to refuse the call,
+        they are popped: only one of both happens. And they have the context of the call, which has
+        this object: if they stayed here, the stream would stay open (docs/grpcio.md)."""
         self.future: Any = None
         """The future of a call that waits."""
         self.token_wait_ns = 0

@@ -8,7 +8,6 @@ import re
 import signal
 import struct
 import sys
-import time
 
 import pytest
 
@@ -434,8 +433,8 @@ def test_calls_of_a_process_that_has_died_are_waiting_when_its_lease_has_ended(
 ):
     backend.append([call()])
     backend.take("died", 0.05, [Route("audit", TARGET, 1)], 0.0)
-    time.sleep(0.1)
-    assert f"1 waiting, 0 taken, 0 dead at {url}" in run("stats", url, capsys=capsys).out
+    waiting = f"1 waiting, 0 taken, 0 dead at {url}"
+    wait_until(lambda: waiting in run("stats", url, capsys=capsys).out)
     assert len(listed(url, "--state", "waiting", capsys=capsys)) == 1
 
 

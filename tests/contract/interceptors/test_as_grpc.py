@@ -143,7 +143,7 @@ def rows():
             if written and (scenario.attempts > 1 or scenario.default):
                 api = "interceptors"  # where grpc.aio makes an iterator of what is written
             if written and scenario.code == "DEADLINE_EXCEEDED":
-                api = "channel"  # if the deadline passes during a write, the other leaves a task
+                api = "channel"  # an intercepted call that ends during a write leaves a task behind
             row = WORLDS[name], api, f"{requests}_{responses}", style, scenario, common
             yield pytest.param(*row, id="-".join(map(str, (name, *row[1:]))))
 

@@ -71,7 +71,9 @@ def test_handlers_with_different_durations_get_the_whole_capacity(varies, load):
     assert done.answered >= 0.8 * min(load, 1) * 10 * server.capacity
 
 
-@pytest.mark.parametrize("varies", [VARIES["uniform"], VARIES["exponential"]])
+@pytest.mark.parametrize(
+    "varies", [VARIES["uniform"], VARIES["exponential"]], ids=["uniform", "exponential"]
+)
 def test_handlers_that_take_long_are_limited_as_others_are_but_later(varies):
     server = Server(slots=32, duration_s=8.0, varies=varies)
     server.offer(2 * server.capacity, seconds=400)
@@ -87,8 +89,16 @@ def test_a_second_in_which_handlers_are_slow_is_forgotten_soon(slow_s):
     server.duration_s = slow_s
     server.offer(load, seconds=1)
     server.duration_s = 0.05
-    server.offer(load, seconds=slow_s)  # until those that are slow have ended
+    server.offer(load, seconds=slow_s)  # until the slow handlers have ended
     assert server.offer(load, seconds=3).answered >= 0.7 * 3 * load
+
+
+def test_handlers_that_take_no_time_are_measured_too():
+    limit = AdaptiveLimit()
+    for second in range(1, 200):
+        now_ns = second * SECOND_NS // 10
+        limit.ended(now_ns, now_ns, 0, 0, has_waited=second % 50 > 5, is_answered=True)
+    assert limit.limit >= 1
 
 
 def test_an_overload_from_the_start_is_limited_within_two_seconds():
