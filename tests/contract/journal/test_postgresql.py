@@ -11,6 +11,7 @@ import pytest
 from fixtures.engine_postgresql import PostgresqlEngine
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.cli import main
 from rpcwheel.errors import (
     JournalFull,
     JournalOutcomeUnknown,
@@ -55,6 +56,20 @@ def test_an_ordered_append_whose_answer_was_lost_has_an_unknown_outcome(
             journal.append([new_call(1, order_key="a")])
     finally:
         own_postgresql.thaw()
+
+
+def test_the_commands_show_calls_to_a_role_that_may_only_read(journal, postgresql, schema, capsys):
+    journal.append([new_call(1)])
+    journal.take("died", 0.05, ROUTES, 0.0)
+    ended = f"SELECT 1 FROM {schema}.worker WHERE ends_ms / 1e3 < extract(epoch FROM now())"
+    wait_until(lambda: postgresql.ask(ended))
+    role = f"reader_{schema}"
+    postgresql.ask(f"CREATE ROLE {role} LOGIN")
+    postgresql.ask(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
+    postgresql.ask(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}")
+    url = postgresql.journal_url(user=role, schema=schema)
+    assert main(["journal", "stats", url]) == 0
+    assert "0 waiting, 1 taken" in capsys.readouterr().out
 
 
 def test_a_full_disk_is_reported(journal, postgresql, schema):
