@@ -11,8 +11,11 @@ and FAST TCP (Jin, Wei, Low 2004), so that a long queue uses the server and does
     * Slow start: at first the window is doubled in each round, until the latency rises.
     * After `PROBE_NS` without a new minimum, `base` is measured anew in a round with half of the
       window: the server may have become slower.
-    * A failure halves the window, at most once in a round: down to 1 if it shows that the server is
-      busy, otherwise down to `FAILING_LIMIT`, as its cause may be the call.
+    * A refusal halves the window, at most once in a round. So do other failures if a round has
+      `MOST_FAILURES` more of them than deliveries; fewer lower the window by half of their share.
+      So calls that fail whatever the window is, to one of ten servers or because of what is in
+      them, hardly slow down the others. The window remains at least 1 if the server may be busy,
+      and otherwise `FAILING_LIMIT`.
     * After `IDLE_NS` without an attempt everything begins anew.
 
 While the last attempt has failed, about `FAILING_LIMIT` attempts begin in a second, evenly spaced
@@ -49,6 +52,9 @@ MIN_SAMPLES: Final = 8
 MAX_SAMPLES: Final = 32
 """The number of attempts that are measured in a round: the window, within these limits."""
 
+MOST_FAILURES: Final = 3
+"""So many more failures than deliveries in a round halve the window at once."""
+
 STRAGGLER_FACTOR: Final = 4
 """A round ends without the rest of its attempts when so many times as many others have ended."""
 
@@ -65,7 +71,8 @@ NEAR_BASE: Final = 1.1
 MIN_EXTRA: Final = 3
 EXTRA_SHARE: Final = 8
 """How many attempts may wait in the server: a share of the window, but at least `MIN_EXTRA`, and at
-most half as many as are executed."""
+most half as many as are executed; fewer if a call takes more than a third of its timeout, and none
+if it takes half of it."""
 
 FREE_ROUNDS: Final = 4
 FREE_GROWTH: Final = 0.25
@@ -88,12 +95,21 @@ class Outcome(enum.Enum):
     """The end of an attempt, as far as it shows the load of its server."""
 
     DELIVERED = enum.auto()
+    REFUSED = enum.auto()
+    """It failed with RESOURCE_EXHAUSTED: the server is busy."""
     BUSY = enum.auto()
-    """It failed, with one of `BUSY_CODES`."""
+    """It failed with another one of `BUSY_CODES`: the server may be busy."""
     FAILED = enum.auto()
     """It failed in another way, and is repeated."""
     UNKNOWN = enum.auto()
-    """It says nothing: it was canceled, or its call was refused."""
+    """It says nothing: it was canceled, or its call was given up."""
+
+    @classmethod
+    def of_failure(cls, code: str) -> Outcome:
+        """Return the outcome of an attempt that failed with this status code."""
+        if code == "RESOURCE_EXHAUSTED":
+            return cls.REFUSED
+        return cls.BUSY if code in BUSY_CODES else cls.FAILED
 
 
 @dataclass(slots=True)
@@ -107,6 +123,10 @@ class _Round:
     begun: int = 0
     last_begun_ns: int = NEVER
     """When the last of the measured attempts began."""
+    failed: int = 0
+    """How many of the measured attempts have failed."""
+    least: int = FAILING_LIMIT
+    """The least window after these failures."""
     ended: int = 0
     latencies: list[int] = field(default_factory=list)
     timeout_ns: int = NEVER
@@ -208,28 +228,33 @@ class Pacing:
         """
         self._in_flight -= 1
         self._last_ns = now_ns
-        is_failure = outcome in (Outcome.BUSY, Outcome.FAILED)
+        is_failure = outcome in (Outcome.REFUSED, Outcome.BUSY, Outcome.FAILED)
         if outcome is not Outcome.UNKNOWN:
             self._failing = is_failure
         this = self._round
         if began_ns < this.began_ns:
             return
-        if is_failure:
-            self._shrink(1 if outcome is Outcome.BUSY else FAILING_LIMIT)
-            self._begin_round(now_ns)
-            return
         this.ended += 1
         if began_ns <= this.last_begun_ns:
             this.missing -= 1
+            this.failed += is_failure
             if outcome is Outcome.DELIVERED:
                 this.latencies.append(now_ns - began_ns)
+            if outcome in (Outcome.REFUSED, Outcome.BUSY):
+                this.least = 1
+        most_failures = min(MOST_FAILURES, this.size)
+        is_overload = this.failed - len(this.latencies) >= most_failures
+        if is_overload or outcome is Outcome.REFUSED:
+            self._shrink(this.least)
+            self._begin_round(now_ns)
+            return
         if this.missing <= 0 or this.ended >= STRAGGLER_FACTOR * this.size:
             if this.latencies:
                 self._adapt(now_ns, this)
             self._begin_round(now_ns)
 
     def _shrink(self, least: int) -> None:
-        """Halve the window after a failure."""
+        """Halve the window."""
         window = self._window if self._before_probe is None else self._before_probe
         self._before_probe = None
         self._window = min(window, max(least, window / 2))
@@ -249,8 +274,11 @@ class Pacing:
             self._base_ns, self._base_at_ns = latency_ns, now_ns
         usual_ns: float = self._base_ns + SLACK_NS + error_ns
         usual_ns = min(usual_ns, max(self._base_ns * NEAR_BASE, ended.timeout_ns * TIMEOUT_SHARE))
-        executed = self._window * min(1.0, usual_ns / max(latency_ns, 1))
-        extra = min(max(MIN_EXTRA, self._window / EXTRA_SHARE), executed / 2)
+        failed = ended.failed / (ended.failed + len(ended.latencies))
+        executed = self._window * min(1.0, usual_ns / max(latency_ns, 1)) * (1.0 - failed / 2)
+        room = TIMEOUT_SHARE * ended.timeout_ns / max(self._base_ns, 1) - 1.0
+        most = executed * min(0.5, max(0.0, room))
+        extra = min(max(MIN_EXTRA, self._window / EXTRA_SHARE), most)
         self._free_rounds = self._free_rounds + 1 if executed == self._window else 0
         if not self._free_rounds:
             self._is_slow_start = False

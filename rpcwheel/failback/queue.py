@@ -77,7 +77,7 @@ from rpcwheel.telemetry import components, tracing
 from .held_calls import FailbackStats, HeldCalls
 from .journaled import JournalStore
 from .pacer import Pacers
-from .pacing import BUSY_CODES, Outcome
+from .pacing import Outcome
 from .queued_call import QueuedCallState
 from .rules import (
     CANCELLED,
@@ -685,7 +685,7 @@ class Attempt:
         with self._ended() as ended:
             span = ended.span
             tracing.set_outcome(span, "failed", error)  # now: the frames of the error are freed
-            outcome = Outcome.BUSY if code_of(error) in BUSY_CODES else Outcome.FAILED
+            outcome = Outcome.of_failure(code_of(error))
             is_closing = queue.calls.closed
             tells = not has_ended_attempt(call, error, is_closing=is_closing)
             counts = counts_as_attempt(call, error, is_closing=is_closing)

@@ -1,6 +1,7 @@
 """When attempts begin, with a simulated server in manual time."""
 
 import heapq
+import random
 from collections import Counter, deque
 
 import hypothesis.strategies as st
@@ -29,9 +30,16 @@ class Server:
     """
 
     def __init__(
-        self, clients=1, *, threads=lambda _: 16, service_s=lambda _: 0.2, up=lambda _: True
+        self,
+        clients=1,
+        *,
+        threads=lambda _: 16,
+        service_s=lambda _: 0.2,
+        up=lambda _: True,
+        outcome=lambda _: Outcome.DELIVERED,
     ):
         self._threads, self._service_s, self._up = threads, service_s, up
+        self._outcome = outcome
         self._pacings = [Pacing() for _ in range(clients)]
         self._left = 0
         self._busy = 0
@@ -87,7 +95,7 @@ class Server:
 
     def _executed(self, call):
         self._busy -= 1
-        self._end(call, Outcome.DELIVERED)
+        self._end(call, self._outcome(self._now_ns / S))
         self._execute()
 
     def _end(self, call, outcome):
@@ -147,6 +155,16 @@ def test_the_window_follows_a_change_of_the_server(change, per_s):
     server.deliver(100_000, until_s=90)
     assert server.per_s(50, 90) >= 0.85 * per_s
     assert server.failed <= 0.02 * len(server.delivered_s)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.BUSY, Outcome.FAILED], ids=str)
+@pytest.mark.parametrize(("share", "least"), [(0.01, 0.95), (0.03, 0.9), (0.1, 0.75)])
+def test_calls_that_fail_whatever_the_window_is_hardly_slow_the_others(outcome, share, least):
+    """One of ten servers is down, or some calls can not be delivered."""
+    rng = random.Random(1)
+    server = Server(outcome=lambda _: outcome if rng.random() < share else Outcome.DELIVERED)
+    server.deliver(100_000, until_s=30)
+    assert server.per_s(5, 30) >= least * 16 / 0.2
 
 
 def test_a_server_that_is_down_gets_ten_attempts_a_second_and_all_when_it_is_back():
@@ -219,7 +237,9 @@ def test_max_in_flight_is_fixed(outcome):
 
 
 @pytest.mark.parametrize(
-    ("outcome", "least"), [(Outcome.BUSY, 1), (Outcome.FAILED, FAILING_LIMIT)], ids=str
+    ("outcome", "least"),
+    [(Outcome.REFUSED, 1), (Outcome.BUSY, 1), (Outcome.FAILED, FAILING_LIMIT)],
+    ids=str,
 )
 def test_failures_halve_the_window_down_to_its_least_and_a_pause_sets_it_anew(outcome, least):
     pacing = Pacing()
@@ -230,7 +250,7 @@ def test_failures_halve_the_window_down_to_its_least_and_a_pause_sets_it_anew(ou
             pacing.ended(0, 0, Outcome.DELIVERED)
     for _ in range(pacing.in_flight):
         pacing.ended(0, 0, Outcome.UNKNOWN)
-    for now_ns in range(0, 20 * S, S):
+    for now_ns in range(0, 40 * S, S):
         pacing.began(now_ns)
         pacing.ended(now_ns, now_ns, outcome)
     assert pacing.window == least
@@ -246,6 +266,15 @@ def test_a_pacing_is_new_again_after_a_pause_that_the_rate_allows(rate, rest_s):
     pacing.ended(100 * S, 100 * S, Outcome.DELIVERED)
     assert not pacing.is_new((100 + rest_s) * S - 1)
     assert pacing.is_new((100 + rest_s) * S)
+
+
+def test_a_refusal_halves_the_window_at_once_and_once_for_attempts_that_ran_together():
+    pacing = Pacing()
+    for _ in range(FIRST_WINDOW):
+        pacing.began(0)
+    for now_ns in range(1, FIRST_WINDOW):
+        pacing.ended(0, now_ns, Outcome.REFUSED)
+    assert pacing.window == FIRST_WINDOW // 2
 
 
 def test_an_attempt_that_says_nothing_changes_nothing():
