@@ -206,7 +206,8 @@ class ConcurrencyPolicy(Policy):
     max_calls: Maximum = ADAPTIVE
     """The number of attempts that run at the same time. `"adaptive"`: at first 20. It grows by one
     while as many attempts succeed as it allows at a time, and is multiplied by 0.9 if an attempt
-    fails with UNAVAILABLE, RESOURCE_EXHAUSTED or DEADLINE_EXCEEDED."""
+    fails with RESOURCE_EXHAUSTED, or if more than a fifth of them fail with UNAVAILABLE or
+    DEADLINE_EXCEEDED."""
 
     highest: Annotated[StrictInt, Field(ge=1)] = 200
     """The highest adaptive limit; the lowest is 1."""
