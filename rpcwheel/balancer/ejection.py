@@ -9,6 +9,7 @@ All times are on the timer's clock. The caller holds the lock of the pool.
 
 from __future__ import annotations
 
+from statistics import median_low
 from typing import TYPE_CHECKING, Final, Generic
 
 from rpcwheel.durations import to_ns
@@ -26,11 +27,24 @@ if TYPE_CHECKING:
 FAILURES: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 """Statuses that show that a server may not work. Every other status is an answer."""
 
+FAULTS: Final = FAILURES | {
+    "RESOURCE_EXHAUSTED",
+    "INTERNAL",
+    "UNKNOWN",
+    "UNIMPLEMENTED",
+    "DATA_LOSS",
+}
+"""Statuses whose cause is the server rather than the call: those of failed server spans in the
+conventions of OpenTelemetry, and that of an overloaded server."""
+
 UNDECIDED: Final = frozenset({"CANCELLED", ""})
 """Statuses that show neither; "" is a call without a status."""
 
 CANCELED_CALLS: Final = 5
 """The number of canceled calls, without an answer in between, that leads to a health check."""
+
+BY_CHANCE: Final = 1e-6
+"""So many failures in a row are no chance, if their probability is at most this."""
 
 LOST_NS: Final = 60_000_000_000
 """How long instances that left the registry are remembered for self-preservation. If several
@@ -50,11 +64,9 @@ class OutlierEjection:
             return ""
         health.failures += 1
         if now_ns - health.window_ns >= to_ns(policy.interval):
-            health.window_ns = now_ns
-            health.window_failures = 0
-            health.window_successes = health.successes
+            health.begin_window(now_ns, to_ns(policy.interval))
         health.window_failures += 1
-        calls = health.window_failures + health.successes - health.window_successes
+        calls = health.window_calls()
         count, percentage = policy.consecutive_failures, policy.failure_percentage
         if count is not None and health.failures >= count:
             return f"{health.failures}"
@@ -83,7 +95,7 @@ class OutlierEjection:
     def eject(
         self, health: SubchannelHealth, others: Collection[SubchannelHealth], now_ns: int
     ) -> int | None:
-        """Eject a subchannel and return for how long; None if too many are ejected.
+        """Eject a subchannel and return for how long; None if too many are, or it is no outlier.
 
         Args:
             health: The health of the subchannel.
@@ -94,12 +106,39 @@ class OutlierEjection:
         ejected = sum(other.ejected for other in others) + 1
         if policy is None or ejected * 100 > policy.max_ejection_percent * len(others):
             return None
+        if not _is_outlier(policy, health, others, now_ns):
+            return None
         max_ns = to_ns(policy.max_ejection_time)
         if now_ns - health.taken_back_ns >= max_ns:
             health.ejections = 0
         health.ejections += 1
         health.ejected = True
         return min(max_ns, to_ns(policy.base_ejection_time) * health.ejections)
+
+
+def _is_outlier(
+    policy: OutlierEjectionPolicy,
+    health: SubchannelHealth,
+    others: Collection[SubchannelHealth],
+    now_ns: int,
+) -> bool:
+    """Whether the calls of a subchannel fail more often than those of most others.
+
+    If something fails that all servers need, some calls fail on each of them, and a few in a row do
+    so by chance. Without the servers that are ejected for that, the others would get more calls.
+    """
+    interval_ns = to_ns(policy.interval)
+    shares = [
+        share
+        for other in others
+        if other is not health and not other.ejected
+        if (share := other.share_of_failures(now_ns, interval_ns)) is not None
+    ]
+    usual = median_low(shares) if shares else 0.0
+    if usual**health.failures <= BY_CHANCE:
+        return True
+    calls = health.window_calls()
+    return calls >= policy.min_calls and health.window_failures >= 2 * usual * calls
 
 
 class SelfPreservation(Generic[S]):

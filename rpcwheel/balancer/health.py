@@ -15,6 +15,7 @@ that it does not serve.
 
 from __future__ import annotations
 
+import time
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias
@@ -30,7 +31,7 @@ from rpcwheel.events import CallbackFailed, SubchannelHealthy, SubchannelUnhealt
 from rpcwheel.timer import shared_timer
 from rpcwheel.transport.probe import UNANSWERED, HealthProbe
 
-from .ejection import FAILURES, UNDECIDED, OutlierEjection
+from .ejection import FAILURES, FAULTS, UNDECIDED, OutlierEjection
 from .pending import MAX_EXPLAINED
 from .policy import DEFAULT_HEALTH_CHECK_BACKOFF
 from .subchannel import FAILING, READY, S
@@ -108,6 +109,8 @@ class HealthChecker(Generic[S]):
     def failed(self, subchannel: S, code: str) -> None:
         """Record a call that did not succeed, with the name of its status code. Any thread."""
         pool, health = self._pool, subchannel.health
+        if code in FAULTS:
+            health.count_fault(time.monotonic_ns())
         if code in UNDECIDED:
             if code == "CANCELLED" and not subchannel.stale:
                 with pool.lock:

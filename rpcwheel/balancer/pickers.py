@@ -45,6 +45,10 @@ class Candidate(Protocol):
         """Calls in flight now."""
 
     @property
+    def load(self) -> float:
+        """Calls in flight now, and those that failed within about the last second."""
+
+    @property
     def state(self) -> grpc.ChannelConnectivity:
         """Its state now."""
 
@@ -185,9 +189,11 @@ class WeightedRandom(Picker):
 class LeastRequest(Picker):
     """Draws eight subchannels by weight and picks the one with the fewest calls in flight.
 
-    Slow servers get fewer calls without any measurement. The first drawn subchannel without calls
-    in flight is picked at once. One subchannel may be drawn several times. Unlike in gRFC A48 the
-    number of draws is fixed.
+    Slow servers get fewer calls without any measurement. A call that failed because of its server
+    counts for about a second more: otherwise a server that refuses calls at once would have the
+    fewest in flight, and get most of the calls. The first drawn subchannel with nothing to count is
+    picked at once. One subchannel may be drawn several times. Unlike in gRFC A48 the number of
+    draws is fixed.
     """
 
     def prepare(
@@ -198,14 +204,14 @@ class LeastRequest(Picker):
 
         def pick(_method: str, _request: Any, _metadata: Any) -> SubchannelT:
             best = draw()
-            fewest = best.calls
+            least = best.load
             for _ in range(CHOICE_COUNT - 1):
-                if not fewest:
+                if not least:
                     break
                 drawn = draw()
-                calls = drawn.calls
-                if calls < fewest:
-                    best, fewest = drawn, calls
+                load = drawn.load
+                if load < least:
+                    best, least = drawn, load
             return best
 
         return pick

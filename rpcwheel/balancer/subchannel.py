@@ -25,6 +25,14 @@ FAILING: Final = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 SHUTDOWN: Final = grpc.ChannelConnectivity.SHUTDOWN
 
 
+FEW_CALLS: Final = 5
+"""So many calls show a share of failures; it is mixed with that of the interval before, which has
+the weight of so many calls."""
+
+FAULT_NS: Final = 1_000_000_000
+"""How long a failed call adds to the load of its subchannel."""
+
+
 @dataclass(slots=True, eq=False)
 class SubchannelHealth:
     """What calls and health checks have shown of one subchannel. Times are on the timer's clock."""
@@ -53,10 +61,44 @@ class SubchannelHealth:
     """The number of calls that failed in a row."""
     successes: int = 0
     window_ns: int = 0
-    """The begin of the interval of `failure_percentage`."""
+    """The begin of the interval in which the share of failures is measured."""
     window_failures: int = 0
     window_successes: int = 0
     """`successes` at its begin."""
+    share_before: float | None = None
+    """The share of failures in the interval before; None if it is not known."""
+    faults: float = 0.0
+    """The number of calls that failed within the last `FAULT_NS`, at `fault_ns`."""
+    fault_ns: int = 0
+    """When the last one failed, on the monotonic clock."""
+
+    def count_fault(self, now_ns: int) -> None:
+        """Count a call that failed because of the server."""
+        self.faults = self.recent_faults(now_ns) + 1.0
+        self.fault_ns = now_ns
+
+    def recent_faults(self, now_ns: int) -> float:
+        """Return about how many calls have failed within the last `FAULT_NS`."""
+        return self.faults * max(0.0, 1.0 - (now_ns - self.fault_ns) / FAULT_NS)
+
+    def window_calls(self) -> int:
+        """Return the number of calls in the interval."""
+        return self.window_failures + self.successes - self.window_successes
+
+    def share_of_failures(self, now_ns: int, interval_ns: int) -> float | None:
+        """Return the share of calls that fail; None if too few were made to know it."""
+        if now_ns - self.window_ns >= 2 * interval_ns:  # a failure would have begun another one
+            return 0.0 if self.successes else None
+        calls, before = self.window_calls(), self.share_before
+        if before is not None:
+            return (self.window_failures + FEW_CALLS * before) / (calls + FEW_CALLS)
+        return self.window_failures / calls if calls >= FEW_CALLS else None
+
+    def begin_window(self, now_ns: int, interval_ns: int) -> None:
+        """Begin an interval."""
+        self.share_before = self.share_of_failures(now_ns, interval_ns)
+        self.window_ns, self.window_failures = now_ns, 0
+        self.window_successes = self.successes
 
     def check_anew(self) -> None:
         """Begin a generation: results of earlier health checks count no more."""
@@ -76,6 +118,7 @@ class SubchannelHealth:
         self.ejected = False
         self.failures = self.window_failures = 0
         self.window_ns, self.window_successes = now_ns, self.successes
+        self.share_before = None
         self.taken_back_ns = now_ns
         return now_ns - since_ns
 
@@ -130,6 +173,17 @@ class SubchannelBase:
     def calls(self) -> int:
         """The number of calls in flight."""
         return 0 if self.connection is None else int(self.connection.calls)
+
+    @property
+    def load(self) -> float:
+        """The number of calls in flight, and of those that failed within about the last second."""
+        health = self.health
+        if not health.faults:
+            return self.calls
+        faults = health.recent_faults(time.monotonic_ns())
+        if not faults:
+            health.faults = 0.0
+        return self.calls + faults
 
     @property
     def state(self) -> grpc.ChannelConnectivity:

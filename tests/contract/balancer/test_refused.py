@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from fixtures.balanced_channels import connect, counts, subchannel_of
-from fixtures.shop import UNARY_UNARY, Hang, Refuse
+from fixtures.shop import UNARY_UNARY, Fail, Hang, Refuse
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import HedgingPolicy, RetryPolicy
 from rpcwheel.balancer import OutlierEjectionPolicy
@@ -145,3 +145,25 @@ def test_a_server_that_refuses_is_not_unhealthy(world, shops, open_retried, even
                 blocking(world, retried)
     assert all(subchannel_of(channel, shop).healthy for shop in shops[:2])
     assert events == []
+
+
+@pytest.mark.parametrize("failure", [Refuse(), Fail("INTERNAL")], ids=["refused", "failed"])
+def test_least_request_spares_a_server_whose_calls_fail_at_once(
+    world, shops, open_balanced, failure
+):
+    broken, working = shops[:2]
+    channel = open_balanced(broken, working, lb_policy="least_request")
+    connect(world, channel)
+    broken.then(*[failure] * 1000)
+    working.then(Hang(), Hang())
+    calls = []
+    while len(working.calls) < 2:
+        calls.append(world.call(channel))
+        assert wait_until(lambda: sum(counts(shops)) == len(calls))
+    before = len(broken.calls)
+    for _ in range(60):
+        world.call(channel).code()
+    # Until about two a second have failed, that server has the fewest calls.
+    assert len(broken.calls) - before < 40
+    for seen in working.calls[:2]:
+        seen.ended.set()

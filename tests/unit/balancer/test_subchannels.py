@@ -538,6 +538,32 @@ def test_a_share_of_failures_within_an_interval_ejects_a_server(make_pool, event
     assert events[0].reason == "6 of 12 calls failed: UNAVAILABLE"
 
 
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("count", [2, 3, 20])
+def test_failures_that_all_servers_have_eject_none(make_pool, clock, share, count):
+    """One that then fails all calls is ejected, later than if the others worked."""
+    rng, pool = random.Random(1), ready_pool(make_pool, count)
+    for number in range(2000):
+        clock.pass_(0.02)
+        for port in range(1, count + 1):
+            if number >= 100 and rng.random() < share:
+                fail(pool, port)
+            else:
+                pool.subchannel(port).succeeded()
+    assert not any(one.ejected for one in pool.subchannels)
+    fail(pool, 1, 150)
+    assert pool.subchannel(1).ejected
+
+
+def test_two_of_three_servers_that_fail_at_the_same_time_are_outliers(make_pool):
+    pool = ready_pool(make_pool, 3, max_ejection_percent=70)
+    for _ in range(5):
+        fail(pool, 1)
+        fail(pool, 2)
+        pool.subchannel(3).succeeded()
+    assert [one.ejected for one in pool.subchannels] == [True, True, False]
+
+
 def test_no_more_than_the_stated_share_of_servers_is_ejected(make_pool):
     pool = ready_pool(make_pool, count=5, consecutive_failures=1)
     for port in range(1, 6):
