@@ -34,7 +34,8 @@ WAIT_IN_DURATIONS: Final = 4
 """The maximum wait if handlers take long, in usual durations."""
 
 LATE_SHARE: Final = 10
-"""The maximum wait is divided by this while calls wait all the time."""
+"""The maximum wait is divided by this once a call has waited in vain, and until none waits. (That
+some wait is no overload: at 0.7 of the capacity of one slot, they do so for seconds.)"""
 
 BUSY_LATE_SHARE: Final = 4
 """The same while handlers compute: the calls that gRPC accepts in one pause (`ACCEPT_EVERY_NS`)
@@ -143,7 +144,7 @@ class Limiter:
 
     __slots__ = (
         "_adaptive",
-        "_late_ns",
+        "_is_late",
         "_max_streams",
         "_max_wait_ns",
         "_refuse",
@@ -192,7 +193,7 @@ class Limiter:
             criticality: deque() for criticality in sorted(Criticality, reverse=True)
         }
         self._waiting_streams = 0
-        self._late_ns = 0
+        self._is_late = False  # whether one has waited in vain since none waited
         """When calls will have waited too long without a pause; of no use if none waits."""
         self.threads = math.inf
         """How many calls can run at the same time at all."""
@@ -240,7 +241,7 @@ class Limiter:
             self._count_refused(call, RefusalReason.STREAMS)
             return False
         if not self.waiting:
-            self._late_ns = now_ns + self._max_wait()
+            self._is_late = False
         call.has_waited = True
         self.waiting += 1
         self._waiting_streams += method.is_stream
@@ -297,7 +298,7 @@ class Limiter:
         self.refuse_late(now_ns)
         if self.running >= self.limit and not self._waiting_streams:
             return None
-        is_late, ahead = now_ns > self._late_ns, 0
+        is_late, ahead = self._is_late, 0
         for calls in self._waiting.values():
             ahead += len(calls)
             newest_first = is_late and self.limit < ahead == self.waiting
@@ -310,7 +311,7 @@ class Limiter:
                 runs = not call.is_gone and self._starts(call.method, now_ns)
                 if runs or call.is_gone:
                     del calls[position]
-                    self._leaves(call)
+                    self._leaves(call, is_served=runs)
                 if runs:
                     return call
                 position += -1 if newest_first else not call.is_gone
@@ -318,7 +319,7 @@ class Limiter:
 
     def refuse_late(self, now_ns: int) -> None:
         """Refuse the calls that have waited too long."""
-        is_late, ahead, longest_ns = now_ns > self._late_ns, 0, self._max_wait()
+        ahead, longest_ns = 0, self._max_wait()
         is_busy = self._adaptive is not None and self._adaptive.is_busy
         late_share = BUSY_LATE_SHARE if is_busy else LATE_SHARE
         for calls in self._waiting.values():
@@ -329,13 +330,13 @@ class Limiter:
                     max_wait_ns = longest_ns
                     # Others are less critical, and refused before it.
                     is_last = ahead == self.waiting
-                    if is_last and is_late and ahead > self.limit:
+                    if is_last and self._is_late and ahead > self.limit:
                         max_wait_ns //= late_share
                     if now_ns - call.arrived_ns <= max_wait_ns:
                         break
                     self._count_refused(call, RefusalReason.WAITED)
                 calls.popleft()
-                self._leaves(call)
+                self._leaves(call, is_served=False)
                 ahead -= 1
 
     def refuse_started(self, call: LimitedCall) -> None:
@@ -398,7 +399,8 @@ class Limiter:
             return self._max_wait_ns
         return max(MIN_WAIT_NS, WAIT_IN_DURATIONS * self._usual_ns)
 
-    def _leaves(self, call: LimitedCall) -> None:
+    def _leaves(self, call: LimitedCall, *, is_served: bool) -> None:
+        self._is_late = self._is_late or not is_served
         self.waiting -= 1
         self._waiting_streams -= call.method.is_stream
 

@@ -104,7 +104,18 @@ def test_handlers_that_take_no_time_are_measured_too():
 def test_an_overload_from_the_start_is_limited_within_two_seconds():
     server = Server(**WAITING)
     server.offer(2 * server.capacity, seconds=2)
-    assert server.limit <= 2 * server.slots
+    assert server.limit <= 3 * server.slots
+
+
+@pytest.mark.parametrize(("load", "most"), [(0.7, 0.002), (0.8, 0.03), (0.9, 0.06)])
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_server_that_is_not_overloaded_refuses_few_calls(load, most, slots):
+    """Calls of different durations arrive at random times, so some wait without an overload."""
+    computes_s = 0.015 if slots == 1 else 0.0
+    server = Server(slots, 0.015, computes_s=computes_s, varies=VARIES["exponential"])
+    server.offer(load * server.capacity, seconds=20)
+    done = server.offer(load * server.capacity, seconds=60)
+    assert done.refused <= most * (done.answered + done.refused)
 
 
 def test_a_server_that_becomes_faster_gets_more_calls():
