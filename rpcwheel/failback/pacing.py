@@ -11,11 +11,11 @@ and FAST TCP (Jin, Wei, Low 2004), so that a long queue uses the server and does
     * Slow start: at first the window is doubled in each round, until the latency rises.
     * After `PROBE_NS` without a new minimum, `base` is measured anew in a round with half of the
       window: the server may have become slower.
-    * A refusal halves the window, at most once in a round. So do other failures if a round has
-      `MOST_FAILURES` more of them than deliveries; fewer lower the window by half of their share.
-      So calls that fail whatever the window is, to one of ten servers or because of what is in
-      them, hardly slow down the others. The window remains at least 1 if the server may be busy,
-      and otherwise `FAILING_LIMIT`.
+    * Failures halve the window as soon as a round has `FAILURE_MARGIN` more of them than
+      deliveries. Fewer lower it by half of their share, and refusals by their share. So calls that
+      fail whatever the window is, to one of ten servers or because of what is in them, hardly slow
+      down the others. Failures leave the window at least at 1 if the server may be busy, and
+      otherwise at `FAILING_LIMIT`.
     * After `IDLE_NS` without an attempt everything begins anew.
 
 While the last attempt has failed, about `FAILING_LIMIT` attempts begin in a second, evenly spaced
@@ -52,7 +52,7 @@ MIN_SAMPLES: Final = 8
 MAX_SAMPLES: Final = 32
 """The number of attempts that are measured in a round: the window, within these limits."""
 
-MOST_FAILURES: Final = 3
+FAILURE_MARGIN: Final = 3
 """So many more failures than deliveries in a round halve the window at once."""
 
 STRAGGLER_FACTOR: Final = 4
@@ -96,7 +96,7 @@ class Outcome(enum.Enum):
 
     DELIVERED = enum.auto()
     REFUSED = enum.auto()
-    """It failed with RESOURCE_EXHAUSTED: the server is busy."""
+    """It failed with RESOURCE_EXHAUSTED: the server is busy, or a quota is used up."""
     BUSY = enum.auto()
     """It failed with another one of `BUSY_CODES`: the server may be busy."""
     FAILED = enum.auto()
@@ -123,10 +123,14 @@ class _Round:
     begun: int = 0
     last_begun_ns: int = NEVER
     """When the last of the measured attempts began."""
+    delivered: int = 0
+    """How many calls were delivered since, also by attempts that began before."""
     failed: int = 0
-    """How many of the measured attempts have failed."""
+    """How many attempts of the round have failed."""
+    refused: int = 0
+    """How many of these were refused."""
     least: int = FAILING_LIMIT
-    """The least window after these failures."""
+    """The smallest window after these failures."""
     ended: int = 0
     latencies: list[int] = field(default_factory=list)
     timeout_ns: int = NEVER
@@ -232,22 +236,22 @@ class Pacing:
         if outcome is not Outcome.UNKNOWN:
             self._failing = is_failure
         this = self._round
+        this.delivered += outcome is Outcome.DELIVERED
         if began_ns < this.began_ns:
             return
         this.ended += 1
-        if began_ns <= this.last_begun_ns:
-            this.missing -= 1
-            this.failed += is_failure
-            if outcome is Outcome.DELIVERED:
-                this.latencies.append(now_ns - began_ns)
-            if outcome in (Outcome.REFUSED, Outcome.BUSY):
-                this.least = 1
-        most_failures = min(MOST_FAILURES, this.size)
-        is_overload = this.failed - len(this.latencies) >= most_failures
-        if is_overload or outcome is Outcome.REFUSED:
+        this.failed += is_failure
+        this.refused += outcome is Outcome.REFUSED
+        if outcome in (Outcome.REFUSED, Outcome.BUSY):
+            this.least = 1
+        if this.failed - this.delivered >= min(FAILURE_MARGIN, this.size):
             self._shrink(this.least)
             self._begin_round(now_ns)
             return
+        if began_ns <= this.last_begun_ns:
+            this.missing -= 1
+            if outcome is Outcome.DELIVERED:
+                this.latencies.append(now_ns - began_ns)
         if this.missing <= 0 or this.ended >= STRAGGLER_FACTOR * this.size:
             if this.latencies:
                 self._adapt(now_ns, this)
@@ -274,8 +278,7 @@ class Pacing:
             self._base_ns, self._base_at_ns = latency_ns, now_ns
         usual_ns: float = self._base_ns + SLACK_NS + error_ns
         usual_ns = min(usual_ns, max(self._base_ns * NEAR_BASE, ended.timeout_ns * TIMEOUT_SHARE))
-        failed = ended.failed / (ended.failed + len(ended.latencies))
-        executed = self._window * min(1.0, usual_ns / max(latency_ns, 1)) * (1.0 - failed / 2)
+        executed = self._window * min(1.0, usual_ns / max(latency_ns, 1))
         room = TIMEOUT_SHARE * ended.timeout_ns / max(self._base_ns, 1) - 1.0
         most = executed * min(0.5, max(0.0, room))
         extra = min(max(MIN_EXTRA, self._window / EXTRA_SHARE), most)
@@ -284,6 +287,8 @@ class Pacing:
             self._is_slow_start = False
         if self._free_rounds >= FREE_ROUNDS:
             extra = max(extra, self._window * FREE_GROWTH)
+        lost = (ended.failed + ended.refused) / 2 / (ended.failed + ended.delivered)
+        executed = max(executed * (1.0 - lost), min(executed, ended.least))
         window = 2 * self._window if self._is_slow_start else executed + extra
         if window < self._window or ended.is_limited:
             self._window = min(max(1.0, window), MAX_WINDOW)

@@ -157,14 +157,51 @@ def test_the_window_follows_a_change_of_the_server(change, per_s):
     assert server.failed <= 0.02 * len(server.delivered_s)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.BUSY, Outcome.FAILED], ids=str)
-@pytest.mark.parametrize(("share", "least"), [(0.01, 0.95), (0.03, 0.9), (0.1, 0.75)])
+@pytest.mark.parametrize(
+    ("outcome", "share", "least"),
+    [
+        (Outcome.BUSY, 0.01, 0.95),
+        (Outcome.BUSY, 0.1, 0.75),
+        (Outcome.FAILED, 0.01, 0.95),
+        (Outcome.FAILED, 0.1, 0.75),
+        (Outcome.REFUSED, 0.02, 0.9),
+    ],
+    ids=str,
+)
 def test_calls_that_fail_whatever_the_window_is_hardly_slow_the_others(outcome, share, least):
     """One of ten servers is down, or some calls can not be delivered."""
     rng = random.Random(1)
     server = Server(outcome=lambda _: outcome if rng.random() < share else Outcome.DELIVERED)
     server.deliver(100_000, until_s=30)
     assert server.per_s(5, 30) >= least * 16 / 0.2
+
+
+@pytest.mark.parametrize("threads", [16, 128])
+def test_attempts_that_fail_at_once_hardly_slow_the_others(threads):
+    """Most of a round has failed before the first of its calls is delivered."""
+    rng = random.Random(1)
+    server = Server(threads=always(threads), up=lambda _: rng.random() >= 0.1)
+    server.deliver(100_000, until_s=30)
+    assert server.per_s(5, 30) >= 0.75 * threads / 0.2
+
+
+def test_failures_count_although_their_attempts_are_not_measured():
+    pacing = Pacing()
+    for _ in range(FIRST_WINDOW):
+        pacing.began(0)
+    for _ in range(FIRST_WINDOW - 1):
+        pacing.ended(0, 1, Outcome.DELIVERED)
+    for now_ns in range(2, 9):  # one of the first hangs, and the next ones fail
+        pacing.began(now_ns)
+        pacing.ended(now_ns, now_ns, Outcome.BUSY)
+    assert pacing.window == FIRST_WINDOW // 2
+
+
+def test_calls_that_take_half_of_their_timeout_do_not_wait_for_others():
+    server = Server(threads=always(8), service_s=always(TIMEOUT_S / 2))
+    server.deliver(100_000, until_s=60)
+    assert server.per_s(5, 60) >= 0.75 * 8 / (TIMEOUT_S / 2)
+    assert server.failed <= 0.3 * len(server.delivered_s)
 
 
 def test_a_server_that_is_down_gets_ten_attempts_a_second_and_all_when_it_is_back():
@@ -268,11 +305,11 @@ def test_a_pacing_is_new_again_after_a_pause_that_the_rate_allows(rate, rest_s):
     assert pacing.is_new((100 + rest_s) * S)
 
 
-def test_a_refusal_halves_the_window_at_once_and_once_for_attempts_that_ran_together():
+def test_failures_of_attempts_that_ran_together_halve_the_window_once():
     pacing = Pacing()
     for _ in range(FIRST_WINDOW):
         pacing.began(0)
-    for now_ns in range(1, FIRST_WINDOW):
+    for now_ns in range(1, FIRST_WINDOW + 1):
         pacing.ended(0, now_ns, Outcome.REFUSED)
     assert pacing.window == FIRST_WINDOW // 2
 
