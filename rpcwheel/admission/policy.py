@@ -204,10 +204,11 @@ class ConcurrencyPolicy(Policy):
     short: ClassVar[str | None] = "max_calls"
 
     max_calls: Maximum = ADAPTIVE
-    """The number of attempts that run at the same time. `"adaptive"`: at first 20. It grows by one
-    while as many attempts succeed as it allows at a time, and is multiplied by 0.9 if an attempt
-    fails with RESOURCE_EXHAUSTED, or if more than a fifth of them fail with UNAVAILABLE or
-    DEADLINE_EXCEEDED."""
+    """The number of attempts that run at the same time. `"adaptive"`: at first 20. It grows by
+    one with each attempt that succeeds, and is multiplied by 0.9 if more than 1 in 5 fails with
+    UNAVAILABLE, or 1 in 20 with RESOURCE_EXHAUSTED or DEADLINE_EXCEEDED. After that, it grows by
+    one with as many successes as it allows at a time. It does not apply to streams of responses:
+    their ends show little."""
 
     highest: Annotated[StrictInt, Field(ge=1)] = 200
     """The highest adaptive limit; the lowest is 1."""

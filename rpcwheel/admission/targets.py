@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from rpcwheel.errors import ConfigurationError, safe_repr
+from rpcwheel.limit.policy import ADAPTIVE
 from rpcwheel.methods import checked_pattern, matches
 from rpcwheel.telemetry import components
 
@@ -112,6 +113,8 @@ class TargetAdmission:
         self, name: str, settings: AdmissionSettings, is_stream: bool
     ) -> MethodAdmission:
         throttle, breaker, concurrency, rate = settings
+        if concurrency is not None and is_stream and concurrency.max_calls == ADAPTIVE:
+            concurrency = None  # a stream that goes on for hours says nothing about the limit
         return MethodAdmission(
             self.target,
             name,

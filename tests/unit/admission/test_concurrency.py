@@ -28,13 +28,39 @@ def test_an_adaptive_limit_begins_at_20_or_at_its_highest():
     assert taken(Concurrency(ConcurrencyPolicy(highest=7))) == 7
 
 
-def test_an_adaptive_limit_grows_by_one_with_as_many_successes():
+def answer_all(limit, now_ns):
+    """Let as many attempts succeed as the limit allows."""
+    for _ in range(taken(limit)):
+        limit.release(now_ns, now_ns, "NOT_FOUND")
+
+
+def test_an_adaptive_limit_grows_with_each_success_until_it_was_lowered():
     limit = Concurrency(ConcurrencyPolicy())
     taken(limit)
-    for _ in range(21):
-        limit.release(0, 0, "NOT_FOUND")
+    for now_ns in range(5):
+        limit.release(now_ns, 0, "NOT_FOUND")
         limit.take()
-    assert taken(limit) == 1
+    assert limit.limit == 25
+    for now_ns in range(6, 12):
+        limit.release(now_ns, 0, "UNAVAILABLE")
+    assert limit.limit == 22.5
+    for now_ns in range(12, 12 + 18):
+        taken(limit)
+        limit.release(now_ns, now_ns, "OK")
+    assert 23 < limit.limit < 23.5
+
+
+def test_after_an_outage_an_adaptive_limit_soon_is_what_it_was():
+    limit = Concurrency(ConcurrencyPolicy(highest=100))
+    for now_ns in range(10):
+        answer_all(limit, now_ns)
+    for now_ns in range(10, 400):
+        limit.take()
+        limit.release(now_ns, now_ns, "UNAVAILABLE")
+    assert limit.limit < 8
+    for now_ns in range(400, 412):
+        answer_all(limit, now_ns)
+    assert 80 < limit.limit < 92
 
 
 def test_a_limit_of_which_less_than_half_is_in_use_does_not_grow():
@@ -62,28 +88,28 @@ def test_attempts_that_are_refused_together_lower_the_limit_once():
         limit.release(now_ns, 5, "RESOURCE_EXHAUSTED")
     assert limit.limit == 18
     limit.take()
-    limit.release(20, 10, "RESOURCE_EXHAUSTED")  # it began after the limit was lowered
+    limit.release(20, 15, "RESOURCE_EXHAUSTED")  # it began after the limit was lowered
     assert limit.limit == 18 * 0.9
 
 
-@pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED"])
-def test_failures_lower_the_limit_if_they_are_more_than_a_fifth(code):
+@pytest.mark.parametrize(("code", "too_many"), [("UNAVAILABLE", 5), ("DEADLINE_EXCEEDED", 2)])
+def test_failures_lower_the_limit_if_they_are_a_part_of_the_attempts(code, too_many):
     limit = Concurrency(ConcurrencyPolicy())
     taken(limit)
-    for now_ns, lowered in ((10, 20), (11, 20), (12, 20), (13, 20), (14, 18), (15, 18)):
-        limit.release(now_ns, 5, code)
-        assert limit.limit == lowered
+    for number in range(1, too_many + 2):
+        limit.release(10 + number, 5, code)
+        assert limit.limit == (20 if number < too_many else 18)
 
 
-@pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED"])
-def test_failures_that_do_not_depend_on_the_limit_do_not_keep_it_low(code):
-    """1 call in 10 fails, of a server that can execute any number at a time."""
+@pytest.mark.parametrize(("code", "one_in"), [("UNAVAILABLE", 10), ("DEADLINE_EXCEEDED", 50)])
+def test_failures_that_do_not_depend_on_the_limit_do_not_keep_it_low(code, one_in):
+    """Of a server that can execute any number of calls at a time."""
     limit, now_ns = Concurrency(ConcurrencyPolicy()), 0
     for _ in range(400):
         began_ns, count = now_ns, taken(limit)
-        for number in range(count):
+        for _ in range(count):
             now_ns += 1
-            limit.release(now_ns, began_ns, code if number % 10 == 5 else "OK")
+            limit.release(now_ns, began_ns, code if now_ns % one_in == 5 else "OK")
     assert limit.limit > 190
 
 
