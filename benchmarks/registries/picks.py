@@ -55,7 +55,7 @@ class Subchannel:
     state = grpc.ChannelConnectivity.READY
 
     def __init__(self, number: int, calls: int) -> None:
-        self.id, self.calls = f"10.0.0.1:{number}", calls
+        self.id, self.calls, self.load = f"10.0.0.1:{number}", calls, calls
 
 
 def measure(scale: Scale) -> list[Row]:

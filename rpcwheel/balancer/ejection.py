@@ -9,12 +9,11 @@ All times are on the timer's clock. The caller holds the lock of the pool.
 
 from __future__ import annotations
 
-from statistics import median_low
 from typing import TYPE_CHECKING, Final, Generic
 
 from rpcwheel.durations import to_ns
 
-from .subchannel import S
+from .subchannel import FAILING_WEIGHT, S
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Mapping
@@ -27,13 +26,9 @@ if TYPE_CHECKING:
 FAILURES: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 """Statuses that show that a server may not work. Every other status is an answer."""
 
-FAULTS: Final = FAILURES | {
-    "RESOURCE_EXHAUSTED",
-    "INTERNAL",
-    "UNKNOWN",
-    "UNIMPLEMENTED",
-    "DATA_LOSS",
-}
+SERVER_ERRORS: Final = frozenset(
+    {*FAILURES, "RESOURCE_EXHAUSTED", "INTERNAL", "UNKNOWN", "UNIMPLEMENTED", "DATA_LOSS"}
+)
 """Statuses whose cause is the server rather than the call: those of failed server spans in the
 conventions of OpenTelemetry, and that of an overloaded server."""
 
@@ -43,8 +38,8 @@ UNDECIDED: Final = frozenset({"CANCELLED", ""})
 CANCELED_CALLS: Final = 5
 """The number of canceled calls, without an answer in between, that leads to a health check."""
 
-BY_CHANCE: Final = 1e-6
-"""So many failures in a row are no chance, if their probability is at most this."""
+BY_CHANCE: Final = 1e-8
+"""Failures in a row eject a server if they are less probable than this on other servers."""
 
 LOST_NS: Final = 60_000_000_000
 """How long instances that left the registry are remembered for self-preservation. If several
@@ -63,8 +58,11 @@ class OutlierEjection:
         if policy is None:
             return ""
         health.failures += 1
+        health.failing += (1.0 - health.failing) * FAILING_WEIGHT
         if now_ns - health.window_ns >= to_ns(policy.interval):
-            health.begin_window(now_ns, to_ns(policy.interval))
+            health.window_ns = now_ns
+            health.window_failures = 0
+            health.window_successes = health.successes
         health.window_failures += 1
         calls = health.window_calls()
         count, percentage = policy.consecutive_failures, policy.failure_percentage
@@ -93,20 +91,25 @@ class OutlierEjection:
         return True
 
     def eject(
-        self, health: SubchannelHealth, others: Collection[SubchannelHealth], now_ns: int
+        self,
+        health: SubchannelHealth,
+        everyone: Collection[SubchannelHealth],
+        used: Iterable[SubchannelHealth],
+        now_ns: int,
     ) -> int | None:
         """Eject a subchannel and return for how long; None if too many are, or it is no outlier.
 
         Args:
             health: The health of the subchannel.
-            others: That of all subchannels of the channel.
+            everyone: That of all subchannels of the channel.
+            used: That of the subchannels that get calls.
             now_ns: The time now.
         """
         policy = self._policy
-        ejected = sum(other.ejected for other in others) + 1
-        if policy is None or ejected * 100 > policy.max_ejection_percent * len(others):
+        ejected = sum(other.ejected for other in everyone) + 1
+        if policy is None or ejected * 100 > policy.max_ejection_percent * len(everyone):
             return None
-        if not _is_outlier(policy, health, others, now_ns):
+        if not _is_outlier(policy, health, used):
             return None
         max_ns = to_ns(policy.max_ejection_time)
         if now_ns - health.taken_back_ns >= max_ns:
@@ -117,24 +120,19 @@ class OutlierEjection:
 
 
 def _is_outlier(
-    policy: OutlierEjectionPolicy,
-    health: SubchannelHealth,
-    others: Collection[SubchannelHealth],
-    now_ns: int,
+    policy: OutlierEjectionPolicy, health: SubchannelHealth, used: Iterable[SubchannelHealth]
 ) -> bool:
-    """Whether the calls of a subchannel fail more often than those of most others.
+    """Whether the calls of a subchannel fail more often than those of others that get calls.
 
     If something fails that all servers need, some calls fail on each of them, and a few in a row do
     so by chance. Without the servers that are ejected for that, the others would get more calls.
+    The quarter of the others with the fewest failures is the measure: half of the servers may be
+    cut off at the same time.
     """
-    interval_ns = to_ns(policy.interval)
-    shares = [
-        share
-        for other in others
-        if other is not health and not other.ejected
-        if (share := other.share_of_failures(now_ns, interval_ns)) is not None
-    ]
-    usual = median_low(shares) if shares else 0.0
+    shares = sorted(
+        other.share_of_failures() for other in used if other is not health and not other.ejected
+    )
+    usual = shares[(len(shares) - 1) // 4] if shares else 0.0
     if usual**health.failures <= BY_CHANCE:
         return True
     calls = health.window_calls()

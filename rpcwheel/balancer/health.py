@@ -31,10 +31,10 @@ from rpcwheel.events import CallbackFailed, SubchannelHealthy, SubchannelUnhealt
 from rpcwheel.timer import shared_timer
 from rpcwheel.transport.probe import UNANSWERED, HealthProbe
 
-from .ejection import FAILURES, FAULTS, UNDECIDED, OutlierEjection
+from .ejection import FAILURES, SERVER_ERRORS, UNDECIDED, OutlierEjection
 from .pending import MAX_EXPLAINED
 from .policy import DEFAULT_HEALTH_CHECK_BACKOFF
-from .subchannel import FAILING, READY, S
+from .subchannel import FAILING, READY, RecentFaults, S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,8 +109,10 @@ class HealthChecker(Generic[S]):
     def failed(self, subchannel: S, code: str) -> None:
         """Record a call that did not succeed, with the name of its status code. Any thread."""
         pool, health = self._pool, subchannel.health
-        if code in FAULTS:
-            health.count_fault(time.monotonic_ns())
+        if code in SERVER_ERRORS:
+            recent = health.recent = health.recent or RecentFaults(successes=health.successes)
+            is_success = code not in FAILURES
+            recent.count(time.monotonic_ns(), health.successes, is_success=is_success)
         if code in UNDECIDED:
             if code == "CANCELLED" and not subchannel.stale:
                 with pool.lock:
@@ -141,7 +143,7 @@ class HealthChecker(Generic[S]):
         Args:
             subchannel: Ignored if it is unhealthy already, or removed.
             reason: The reason for the event.
-            ejects: Whether it is ejected, unless too many others are.
+            ejects: Whether it is ejected, unless too many others are, or fail as often.
         """
         pool, health = self._pool, subchannel.health
         with pool.lock:
@@ -150,8 +152,10 @@ class HealthChecker(Generic[S]):
             now_ns = pool.now_ns()
             check_ns = None
             if ejects:
-                others = [other.health for other in pool.subchannels]
-                check_ns = self._ejection.eject(health, others, now_ns)
+                everyone = [other.health for other in pool.subchannels]
+                candidates, _ = pool.router.picking_with(subchannel).chosen
+                used = [other.health for other in candidates if other.is_ready()]
+                check_ns = self._ejection.eject(health, everyone, used, now_ns)
                 if check_ns is None:
                     return
             health.set_unhealthy(reason, now_ns)

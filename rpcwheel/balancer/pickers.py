@@ -10,7 +10,8 @@ threads at once. Several channels may share one `Picker`.
 `WeightedRoundRobin`    O(log n)        In turn, in proportion to the weights (gRFC A58).
 `WeightedRandom`        O(log n)        At random, in proportion to the weights.
 `LeastRequest`          O(log n)        Draws eight by weight and picks the one with the fewest
-                                        calls in flight (as gRFC A48, which has no weights).
+                                        calls in flight (as gRFC A48, which has no weights), if
+                                        none has failed.
 `RingHash`              O(log n)        Calls with the same key go to the same subchannel (gRFC
                                         A42). In `rpcwheel.balancer.ring_hash`.
 ======================  ==============  ===========================================================
@@ -46,7 +47,7 @@ class Candidate(Protocol):
 
     @property
     def load(self) -> float:
-        """Calls in flight now, and those that failed within about the last second."""
+        """Calls in flight now; more if calls have failed within about the last second."""
 
     @property
     def state(self) -> grpc.ChannelConnectivity:
@@ -189,11 +190,11 @@ class WeightedRandom(Picker):
 class LeastRequest(Picker):
     """Draws eight subchannels by weight and picks the one with the fewest calls in flight.
 
-    Slow servers get fewer calls without any measurement. A call that failed because of its server
-    counts for about a second more: otherwise a server that refuses calls at once would have the
-    fewest in flight, and get most of the calls. The first drawn subchannel with nothing to count is
-    picked at once. One subchannel may be drawn several times. Unlike in gRFC A48 the number of
-    draws is fixed.
+    Slow servers get fewer calls without any measurement. If calls have failed within about the last
+    second, those in flight are multiplied by the attempts that an answer takes: otherwise a server
+    that refuses calls at once would have the fewest in flight, and get most of the calls. The first
+    drawn subchannel without load is picked at once. One subchannel may be drawn several times.
+    Unlike in gRFC A48 the number of draws is fixed.
     """
 
     def prepare(

@@ -16,7 +16,7 @@ DEFAULT_HEALTH_CHECK_BACKOFF: Final = JitteredWait(initial=0.5, max=10.0)
 class OutlierEjectionPolicy(Policy):
     """When a server whose calls fail is ejected: for some time it gets no calls (gRFC A50).
 
-    A server is ejected only if its calls fail more often than those of most other servers. If no
+    A server is ejected only if its calls fail more often than those of the other servers. If no
     other server is READY, an ejected server still gets calls. A call that ends with UNAVAILABLE or
     DEADLINE_EXCEEDED is a failure. Any other status shows that the server answers. A call that
     fails because its connection broke is not counted. After the ejection time, a server gets calls

@@ -25,12 +25,45 @@ FAILING: Final = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 SHUTDOWN: Final = grpc.ChannelConnectivity.SHUTDOWN
 
 
-FEW_CALLS: Final = 5
-"""So many calls show a share of failures; it is mixed with that of the interval before, which has
-the weight of so many calls."""
+FAILING_WEIGHT: Final = 1 / 16
+"""The weight of a call in the share of failures."""
 
-FAULT_NS: Final = 1_000_000_000
-"""How long a failed call adds to the load of its subchannel."""
+NO_FAILURES: Final = 0.001
+"""A smaller share of failures is none."""
+
+FAULTS_NS: Final = 1_000_000_000
+"""How long failed calls, and those that were answered beside them, add to the load."""
+
+
+@dataclass(slots=True, eq=False)
+class RecentFaults:
+    """The calls of about the last `FAULTS_NS` that failed because of the server, and the answers.
+
+    They are counted from the first failure on. Times are on the monotonic clock.
+    """
+
+    faults: float = 0.0
+    answers: float = 0.0
+    at_ns: int = 0
+    """The time of the last failure."""
+    successes: int = 0
+    """`SubchannelHealth.successes` at that time."""
+
+    def count(self, now_ns: int, successes: int, *, is_success: bool) -> None:
+        """Count a failure, which `successes` will include if it `is_success`."""
+        rest = self._rest(now_ns)
+        self.faults = self.faults * rest + 1.0
+        self.answers = self.answers * rest + successes - self.successes
+        self.at_ns, self.successes = now_ns, successes + is_success
+
+    def attempts_per_answer(self, now_ns: int, successes: int) -> float:
+        """Return how many attempts an answer takes, about: 1.0 if none fails."""
+        rest = self._rest(now_ns)
+        answers = self.answers * rest + successes - self.successes
+        return 1.0 + self.faults * rest / (answers + 1.0)
+
+    def _rest(self, now_ns: int) -> float:
+        return max(0.0, 1.0 - (now_ns - self.at_ns) / FAULTS_NS)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,44 +94,22 @@ class SubchannelHealth:
     """The number of calls that failed in a row."""
     successes: int = 0
     window_ns: int = 0
-    """The begin of the interval in which the share of failures is measured."""
+    """The begin of the interval of `failure_percentage`."""
     window_failures: int = 0
     window_successes: int = 0
     """`successes` at its begin."""
-    share_before: float | None = None
-    """The share of failures in the interval before; None if it is not known."""
-    faults: float = 0.0
-    """The number of calls that failed within the last `FAULT_NS`, at `fault_ns`."""
-    fault_ns: int = 0
-    """When the last one failed, on the monotonic clock."""
-
-    def count_fault(self, now_ns: int) -> None:
-        """Count a call that failed because of the server."""
-        self.faults = self.recent_faults(now_ns) + 1.0
-        self.fault_ns = now_ns
-
-    def recent_faults(self, now_ns: int) -> float:
-        """Return about how many calls have failed within the last `FAULT_NS`."""
-        return self.faults * max(0.0, 1.0 - (now_ns - self.fault_ns) / FAULT_NS)
+    failing: float = 0.0
+    """The share of calls that fail; the last one has the weight `FAILING_WEIGHT`."""
+    recent: RecentFaults | None = None
+    """None if no call has failed for about a second."""
 
     def window_calls(self) -> int:
         """Return the number of calls in the interval."""
         return self.window_failures + self.successes - self.window_successes
 
-    def share_of_failures(self, now_ns: int, interval_ns: int) -> float | None:
-        """Return the share of calls that fail; None if too few were made to know it."""
-        if now_ns - self.window_ns >= 2 * interval_ns:  # a failure would have begun another one
-            return 0.0 if self.successes else None
-        calls, before = self.window_calls(), self.share_before
-        if before is not None:
-            return (self.window_failures + FEW_CALLS * before) / (calls + FEW_CALLS)
-        return self.window_failures / calls if calls >= FEW_CALLS else None
-
-    def begin_window(self, now_ns: int, interval_ns: int) -> None:
-        """Begin an interval."""
-        self.share_before = self.share_of_failures(now_ns, interval_ns)
-        self.window_ns, self.window_failures = now_ns, 0
-        self.window_successes = self.successes
+    def share_of_failures(self) -> float:
+        """Return the share of calls that fail; soon after several in a row, they count more."""
+        return max(self.failing, self.failures / (self.failures + 2))
 
     def check_anew(self) -> None:
         """Begin a generation: results of earlier health checks count no more."""
@@ -118,7 +129,7 @@ class SubchannelHealth:
         self.ejected = False
         self.failures = self.window_failures = 0
         self.window_ns, self.window_successes = now_ns, self.successes
-        self.share_before = None
+        self.failing = 0.0
         self.taken_back_ns = now_ns
         return now_ns - since_ns
 
@@ -176,14 +187,17 @@ class SubchannelBase:
 
     @property
     def load(self) -> float:
-        """The number of calls in flight, and of those that failed within about the last second."""
-        health = self.health
-        if not health.faults:
+        """The number of calls in flight; more if calls have failed within about the last second.
+
+        With another call, it has the calls in flight that an answer takes, so 0 is the least.
+        """
+        recent = self.health.recent
+        if recent is None:
             return self.calls
-        faults = health.recent_faults(time.monotonic_ns())
-        if not faults:
-            health.faults = 0.0
-        return self.calls + faults
+        attempts = recent.attempts_per_answer(time.monotonic_ns(), self.health.successes)
+        if attempts == 1.0:
+            self.health.recent = None
+        return (self.calls + 1) * attempts - 1.0
 
     @property
     def state(self) -> grpc.ChannelConnectivity:
@@ -242,6 +256,9 @@ class SubchannelBase:
         health = self.health
         health.failures = 0
         health.successes += 1
+        if health.failing:
+            failing = health.failing * (1.0 - FAILING_WEIGHT)
+            health.failing = failing if failing > NO_FAILURES else 0.0
 
     def status(self) -> SubchannelStatus:
         """Describe the subchannel now."""

@@ -538,7 +538,7 @@ def test_a_share_of_failures_within_an_interval_ejects_a_server(make_pool, event
     assert events[0].reason == "6 of 12 calls failed: UNAVAILABLE"
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
 @pytest.mark.parametrize("count", [2, 3, 20])
 def test_failures_that_all_servers_have_eject_none(make_pool, clock, share, count):
     """One that then fails all calls is ejected, later than if the others worked."""
@@ -551,8 +551,32 @@ def test_failures_that_all_servers_have_eject_none(make_pool, clock, share, coun
             else:
                 pool.subchannel(port).succeeded()
     assert not any(one.ejected for one in pool.subchannels)
-    fail(pool, 1, 150)
+    fail(pool, 1, 60)
     assert pool.subchannel(1).ejected
+
+
+@pytest.mark.parametrize(("other", "is_ejected"), [("FSSSS", True), ("FFSSS", False)])
+def test_a_share_of_failures_ejects_if_it_is_twice_that_of_the_others(make_pool, other, is_ejected):
+    pool = ready_pool(make_pool, 2, consecutive_failures=None, failure_percentage=50)
+    for _ in range(20):
+        for port, calls in ((2, other), (1, "FFFSS")):
+            for call in calls:
+                if call == "F":
+                    fail(pool, port)
+                else:
+                    pool.subchannel(port).succeeded()
+    assert pool.subchannel(1).ejected is is_ejected
+
+
+def test_an_outage_of_all_servers_ejects_none_though_one_gets_most_calls(make_pool):
+    pool = ready_pool(make_pool, 4)
+    for port in (1, 2, 3, 4):
+        pool.subchannel(port).succeeded()
+    for _ in range(30):
+        for port in (2, 3, 4):
+            fail(pool, port)
+        fail(pool, 1, 4)
+    assert not any(one.ejected for one in pool.subchannels)
 
 
 def test_two_of_three_servers_that_fail_at_the_same_time_are_outliers(make_pool):
@@ -562,6 +586,31 @@ def test_two_of_three_servers_that_fail_at_the_same_time_are_outliers(make_pool)
         fail(pool, 2)
         pool.subchannel(3).succeeded()
     assert [one.ejected for one in pool.subchannels] == [True, True, False]
+
+
+def test_half_of_the_servers_are_ejected_if_more_fail_at_the_same_time(make_pool):
+    pool = ready_pool(make_pool, 10)
+    for _ in range(20):
+        for port in range(1, 7):
+            fail(pool, port)
+        for port in range(7, 11):
+            pool.subchannel(port).succeeded()
+    assert sum(one.ejected for one in pool.subchannels) == 5
+
+
+def test_a_server_is_not_compared_with_those_that_get_no_calls(make_pool):
+    pool = ready_pool(make_pool, 4)
+    for _ in range(20):
+        for port in (1, 2, 3, 4):
+            pool.subchannel(port).succeeded()
+    for port in (3, 4):
+        pool.subchannel(port).mark_unhealthy()
+    for number in range(200):
+        for port in (1, 2):
+            fail(pool, port, 1 if number % 10 else 0)
+            if not number % 10:
+                pool.subchannel(port).succeeded()
+    assert not any(one.ejected for one in pool.subchannels)
 
 
 def test_no_more_than_the_stated_share_of_servers_is_ejected(make_pool):
