@@ -34,8 +34,9 @@ WAIT_IN_DURATIONS: Final = 4
 """The maximum wait if handlers take long, in usual durations."""
 
 LATE_SHARE: Final = 10
-"""The maximum wait is divided by this once a call has waited in vain, and until none waits. (That
-some wait is no overload: at 0.7 of the capacity of one slot, they do so for seconds.)"""
+"""The maximum wait is divided by this once a call was refused because it had waited for too long,
+and until none waits. (That some wait is no overload: at 0.7 of the capacity of one slot, they do so
+for seconds.)"""
 
 BUSY_LATE_SHARE: Final = 4
 """The same while handlers compute: the calls that gRPC accepts in one pause (`ACCEPT_EVERY_NS`)
@@ -193,8 +194,8 @@ class Limiter:
             criticality: deque() for criticality in sorted(Criticality, reverse=True)
         }
         self._waiting_streams = 0
-        self._is_late = False  # whether one has waited in vain since none waited
-        """When calls will have waited too long without a pause; of no use if none waits."""
+        self._is_late = False
+        """Whether a call was refused because it had waited for too long, since none waited."""
         self.threads = math.inf
         """How many calls can run at the same time at all."""
         self._work_ns = self._work_at_ns = 0
@@ -311,7 +312,7 @@ class Limiter:
                 runs = not call.is_gone and self._starts(call.method, now_ns)
                 if runs or call.is_gone:
                     del calls[position]
-                    self._leaves(call, is_served=runs)
+                    self._leaves(call)
                 if runs:
                     return call
                 position += -1 if newest_first else not call.is_gone
@@ -336,7 +337,7 @@ class Limiter:
                         break
                     self._count_refused(call, RefusalReason.WAITED)
                 calls.popleft()
-                self._leaves(call, is_served=False)
+                self._leaves(call)
                 ahead -= 1
 
     def refuse_started(self, call: LimitedCall) -> None:
@@ -399,12 +400,13 @@ class Limiter:
             return self._max_wait_ns
         return max(MIN_WAIT_NS, WAIT_IN_DURATIONS * self._usual_ns)
 
-    def _leaves(self, call: LimitedCall, *, is_served: bool) -> None:
-        self._is_late = self._is_late or not is_served
+    def _leaves(self, call: LimitedCall) -> None:
         self.waiting -= 1
         self._waiting_streams -= call.method.is_stream
 
     def _count_refused(self, call: LimitedCall, reason: RefusalReason) -> None:
+        if reason in (RefusalReason.WAITED, RefusalReason.DEADLINE):
+            self._is_late = True
         key = call.criticality, reason
         self.refused[key] = self.refused.get(key, 0) + 1
         self._refuse(call, reason)

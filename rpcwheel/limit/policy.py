@@ -70,9 +70,9 @@ class LimitPolicy(Policy):
     """How many calls a server works on at the same time, and how long others wait.
 
     A call above the limit waits, and is refused with RESOURCE_EXHAUSTED before its handler runs if
-    it waits too long, if its deadline passes, or if less time is left than its method takes. Once a
-    call has waited in vain, and until none waits, the newest is served first, because the oldest
-    are nearly late. The more critical call (`Criticality`) is always served first. A call above the
+    it waits too long, if its deadline passes, or if less time is left than its method takes. After
+    such a refusal, and until no call waits, the newest is served first, because the oldest are
+    nearly late. The more critical call (`Criticality`) is always served first. A call above the
     `rate` does not wait.
 
     Health checks, reflection and heartbeats are never limited.
@@ -101,10 +101,10 @@ class LimitPolicy(Policy):
     for long. None: no limit."""
 
     max_wait: Seconds | None = None
-    """Maximum seconds that a call waits. Once a call has waited in vain, and until none waits, it
-    is a tenth (as CoDel does), or a quarter if handlers compute: the server is overloaded, and a
-    short queue serves as many calls as a long one. None: 0.3 s, or four times the usual duration of
-    a handler if that is longer."""
+    """Maximum seconds that a call waits. Once a call was refused because it had waited for too
+    long, and until none waits, it is a tenth (as CoDel does), or a quarter if handlers compute: the
+    server is overloaded, and a short queue serves as many calls as a long one. None: 0.3 s, or four
+    times the usual duration of a handler if that is longer."""
 
     pushback: Seconds = 1.0
     """How many seconds a refused client is asked to wait before it tries again

@@ -101,14 +101,14 @@ def test_the_most_critical_calls_run_first():
     assert server.order(first) == ["a", "e", "b", "c", "d"]
 
 
-def test_the_newest_of_the_least_critical_calls_run_first_once_a_call_has_waited_in_vain():
+def test_the_newest_of_the_least_critical_calls_run_first_once_a_call_has_waited_for_too_long():
     server = Server(max_concurrent=1, max_wait=1.0)
     first = server.running("first")
     server.waiting("at the begin")
     server.now_ms += 950
     server.waiting("a", "b", level=CRITICAL_PLUS)
     server.waiting("c", "d", "e")
-    server.now_ms += 60  # "at the begin" has waited for too long, and others all the time
+    server.now_ms += 60  # "at the begin" has waited for too long
     assert server.order(first) == ["a", "b", "e", "d", "c"]
     assert server.refused == [("at the begin", RefusalReason.WAITED)]
 
@@ -273,7 +273,7 @@ def test_a_call_is_refused_when_it_has_waited_for_longer_than_the_maximum():
     assert (server.limiter.waiting, server.limiter.expiry_ns()) == (0, None)
 
 
-def test_the_maximum_wait_is_a_quarter_once_a_call_has_waited_in_vain():
+def test_the_maximum_wait_is_a_quarter_once_a_call_has_waited_for_too_long():
     server = Server(max_concurrent=1, max_wait=1.0)
     server.running("first")
     server.waiting("a")
