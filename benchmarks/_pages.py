@@ -683,6 +683,18 @@ _HANDLERS = {
     "`grpc.aio`, handlers that wait, 4 at a time": "`grpc.aio`, waiting handlers",
     "`grpc`, handlers that burn 10 ms of CPU": "`grpc`, computing handlers",
     "`grpc.aio`, handlers that burn 10 ms of CPU": "`grpc.aio`, computing handlers",
+    "`grpc`, handlers that wait, each a different time, 4 at a time": (
+        "`grpc`, handlers that wait for different times"
+    ),
+    "`grpc.aio`, handlers that wait, each a different time, 4 at a time": (
+        "`grpc.aio`, handlers that wait for different times"
+    ),
+    "`grpc`, handlers that burn CPU, each a different time": (
+        "`grpc`, handlers that compute for different times"
+    ),
+    "`grpc.aio`, handlers that burn CPU, each a different time": (
+        "`grpc.aio`, handlers that compute for different times"
+    ),
 }
 
 _OUTAGES = {
@@ -695,8 +707,8 @@ _OUTAGES = {
 
 _OVERLOAD = About(
     command="python -m benchmarks.overload --seconds 5 --only "
-    "phases,halved,downstream,spike,chain,sweep",
-    minutes="It takes 45 minutes; a whole run, with phases of 10 s and the clients, about 100.",
+    "phases,interval,varied,halved,downstream,spike,chain,sweep",
+    minutes="It takes 52 minutes; a whole run, with phases of 10 s and the clients, about 100.",
     rivals="The rivals are grpcio without and with `maximum_concurrent_rpcs` (the best number for "
     "these handlers, found by trying), and for clients naive retries; the version is above.",
     losses="The adaptive limit has to find the number that the fixed one was given, so it lets "

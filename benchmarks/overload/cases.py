@@ -32,9 +32,14 @@ WORLDS: Final[tuple[World, ...]] = ("sync", "aio")
 BARE, FIXED, ADAPTIVE = LIMITS = ("bare", "fixed", "adaptive")
 SEVERED: Final = "severed"
 """`ADAPTIVE`, with handlers whose own calls inherit neither criticality nor deadline."""
-VARIANTS: Final = (*LIMITS, SEVERED)
+SWITCHING: Final = "switching"
+"""`ADAPTIVE`, with `sys.setswitchinterval(SWITCH_S)`."""
+SWITCH_S: Final = 0.0005
+VARIANTS: Final = (*LIMITS, SEVERED, SWITCHING)
 PLAIN, NAIVE, KIT = CLIENTS = ("plain", "naive", "kit")
-WAIT, WAIT32, BURN = ("wait", "wait32", "burn")
+WAIT, WAIT32, BURN, WAIT_VARIED, BURN_VARIED = (
+    "wait", "wait32", "burn", "wait-varied", "burn-varied",
+)  # fmt: skip
 CRITICAL, SHEDDABLE = ("CRITICAL", "SHEDDABLE")
 
 
@@ -47,12 +52,20 @@ class Handler:
     threads: int  # of the pool of a server of `grpc`
     best_limit: int  # `maximum_concurrent_rpcs` of the variant `fixed`
     callers: tuple[int, ...]  # numbers of callers with which the capacity is measured
+    burns: bool = False  # CPU time, in place of waiting
+    varies: bool = False  # in how long it takes; otherwise every call takes the same time
 
 
 HANDLERS: Final = {
     WAIT: Handler("wait, 4 at a time", WORLDS, SLOTS, 8, (4, 8)),
     WAIT32: Handler("wait, 4 at a time, on 32 threads", ("sync",), 32, 8, (4, 8)),
-    BURN: Handler("burn 10 ms of CPU", WORLDS, 32, 2, (2, 4)),
+    BURN: Handler("burn 10 ms of CPU", WORLDS, 32, 2, (2, 4), burns=True),
+    WAIT_VARIED: Handler(
+        "wait, each a different time, 4 at a time", WORLDS, SLOTS, 8, (4, 8), varies=True
+    ),
+    BURN_VARIED: Handler(
+        "burn CPU, each a different time", WORLDS, 32, 2, (2, 4), burns=True, varies=True
+    ),
 }
 
 
@@ -83,11 +96,12 @@ class Scenario:
     clients: tuple[str, ...] = (PLAIN,)
     criticality: str | None = None  # of the calls that are not sheddable
     wait_s: float = WAIT_S
+    worlds: tuple[World, ...] = WORLDS
     is_chain: bool = False
 
 
-PHASES, HALVED, DOWNSTREAM, SPIKE, CHAIN, SWEEP = (
-    "phases", "halved", "downstream", "spike", "chain", "sweep",
+PHASES, INTERVAL, VARIED, HALVED, DOWNSTREAM, SPIKE, CHAIN, SWEEP = (
+    "phases", "interval", "varied", "halved", "downstream", "spike", "chain", "sweep",
 )  # fmt: skip
 AFTER: Final = "0.7x after"
 
@@ -96,6 +110,24 @@ SCENARIOS: Final = {
         "Twice and ten times the capacity",
         (Phase("0.7x", 0.7), Phase("2x", 2.0), Phase("10x", 10.0), Phase(AFTER, 0.7)),
         clients=CLIENTS,
+    ),
+    INTERVAL: Scenario(
+        "Handlers that compute, and a shorter switch interval",
+        (Phase("0.7x", 0.7), Phase("2x", 2.0), Phase("10x", 10.0), Phase(AFTER, 0.7)),
+        handlers=(BURN,),
+        variants=(ADAPTIVE, SWITCHING),
+        worlds=("sync",),
+    ),
+    VARIED: Scenario(
+        "Handlers of different durations",
+        (
+            Phase("0.7x", 0.7),
+            Phase("1.2x", 1.2),
+            Phase("2x", 2.0),
+            Phase("10x", 10.0),
+            Phase(AFTER, 0.7),
+        ),
+        handlers=(WAIT_VARIED, BURN_VARIED),
     ),
     HALVED: Scenario(
         "A capacity that is halved",
@@ -202,7 +234,7 @@ def cases(only: frozenset[str]) -> Iterator[Case]:
     """The cases with these names. A dimension of which no name is given is not restricted."""
     for name, scenario in SCENARIOS.items():
         for handler in scenario.handlers:
-            worlds = HANDLERS[handler].worlds
+            worlds = [each for each in HANDLERS[handler].worlds if each in scenario.worlds]
             for world, variant, client in product(worlds, scenario.variants, scenario.clients):
                 case = Case(name, world, handler, variant, client)
                 if _is_wanted(only, name, world, handler, variant, client):

@@ -20,6 +20,7 @@ from benchmarks.overload.cases import (
     RETRY,
     SEVERED,
     SWEEP,
+    SWITCHING,
     THROTTLE,
 )
 from benchmarks.overload.figures import Outcome
@@ -36,6 +37,7 @@ LABELS = {
     FIXED: "best fixed limit",
     ADAPTIVE: 'limit="adaptive"',
     SEVERED: "nothing inherited",
+    SWITCHING: "adaptive, 0.5 ms",
     PLAIN: "plain",
     NAIVE: "naive retries",
     RETRY: "Kit(retry)",

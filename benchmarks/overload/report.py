@@ -18,6 +18,7 @@ from benchmarks.overload.cases import (
     SCENARIOS,
     SHORT_WAIT_S,
     SLOTS,
+    SWITCH_S,
     VARIANTS,
     WAIT_S,
     WORLDS,
@@ -69,8 +70,10 @@ How it is measured:
   1 in 100 was sent more than {late:.0f} ms late. Each phase takes {seconds:g} s.
 * Handlers wait {wait:.0f} ms, {slots} at a time: on as many threads, or on more and with a
   semaphore, or with a semaphore of asyncio. Others burn {burn:.0f} ms of CPU: a loop whose length
-  was measured as CPU time of a thread. The capacity is that of the bare server, with the number of
-  callers that suits it best, each of which makes one call after the other.
+  was measured as CPU time of a thread. "Varied" ones take different times with the same mean,
+  exponentially distributed, the longest 3.7 times the mean. The capacity is that of the bare
+  server, with the number of callers that suits it best, each of which makes one call after the
+  other.
 * Servers are "bare", "fixed" (`maximum_concurrent_rpcs`: {limits}), or "adaptive"
   (`Kit(limit="adaptive")`, and no other setting). Clients are "plain", "naive" (up to {naive}
   attempts, each with the whole deadline, after any failure and at once), or "kit" (`RetryPolicy`
@@ -82,6 +85,8 @@ How it is measured:
   response. A phase has settled when {settled:.0%} of its calls are answered, or {enough:.0%} of the
   capacity is used, in the next second and in the rest of the phase. "Failed" are shares of the
   calls by status code.
+* "Switching" is "adaptive" with `sys.setswitchinterval({switch})`: after this time, in place of
+  5 ms, a thread that computes lets others run, among them the one that accepts calls.
 * A slower downstream is simulated: the handlers wait {short_wait:.0f} ms, then 10 times as long.
 * In a spike, calls of criticality CRITICAL are half of the capacity, and SHEDDABLE ones 12 times
   the capacity.
@@ -143,6 +148,7 @@ def notes(seconds: float, *, poisson: bool) -> str:
         settled=SETTLED_ANSWERED,
         enough=SETTLED_GOODPUT,
         calls=CHAIN_CALLS,
+        switch=SWITCH_S,
     )
 
 

@@ -17,7 +17,6 @@ from benchmarks.calls.server_process import ROOT
 from benchmarks.calls.subjects import Skipped
 from benchmarks.overload.cases import (
     BARE,
-    BURN,
     CHAIN_CALLS,
     FIXED,
     HANDLERS,
@@ -134,7 +133,7 @@ class Runner:
     def _run(self, case: Case) -> Outcome:
         scenario = SCENARIOS[case.scenario]
         is_chain, wait_s = scenario.is_chain, scenario.wait_s
-        if case.handler == BURN:  # a shared processor is up to 20 % faster a minute later
+        if HANDLERS[case.handler].burns:  # a shared processor is up to 20 % faster a minute later
             self._capacity.cache_clear()
         capacity = self._capacity(case.world, case.handler, wait_s, is_chain=is_chain)
         lengths = [phase.length * self._seconds for phase in scenario.phases]
@@ -163,10 +162,9 @@ class Runner:
 
     def _spec(self, world: World, handler: str, variant: str, wait_s: float) -> ServerSpec:
         kind = HANDLERS[handler]
-        spec = ServerSpec(
-            world, variant, kind.threads, kind.best_limit if variant == FIXED else None
-        )
-        if handler == BURN:
+        limit = kind.best_limit if variant == FIXED else None
+        spec = ServerSpec(world, variant, kind.threads, limit, varies=kind.varies)
+        if kind.burns:
             return replace(spec, loops=self._loops)
         return replace(spec, wait_s=wait_s)
 

@@ -9,6 +9,7 @@ its input.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 import threading
@@ -23,8 +24,17 @@ import grpc.aio
 
 import rpcwheel
 import rpcwheel.aio
-from benchmarks.overload.cases import ADAPTIVE, DEADLINE_S, METHOD, SEVERED, SLOTS, World
-from benchmarks.overload.work import burn
+from benchmarks.overload.cases import (
+    ADAPTIVE,
+    DEADLINE_S,
+    METHOD,
+    SEVERED,
+    SLOTS,
+    SWITCH_S,
+    SWITCHING,
+    World,
+)
+from benchmarks.overload.work import burn, durations
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,7 @@ class ServerSpec:
     variant: str
     threads: int  # of the pool of a server of `grpc`
     limit: int | None  # `maximum_concurrent_rpcs`
+    varies: bool = False  # whether some calls take longer than others
     loops: int = 0  # that its handler burns
     wait_s: float = 0.0  # that its handler waits, in one of `SLOTS`
     port: int = 0  # of the server that its handler calls ...
@@ -43,7 +54,7 @@ class ServerSpec:
     @property
     def has_kit(self) -> bool:
         """Whether the server has an adaptive limit."""
-        return self.variant in (ADAPTIVE, SEVERED)
+        return self.variant in (ADAPTIVE, SEVERED, SWITCHING)
 
     @property
     def target(self) -> str:
@@ -54,8 +65,9 @@ class ServerSpec:
 class Executions:
     """What the handlers have done, and how slow their work is."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, vary: bool) -> None:
         self.slowness = 1.0
+        self._durations = itertools.cycle(durations() if vary else [1.0])
         self._ended: list[tuple[float, bool]] = []
 
     def answer(self, line: str) -> object:
@@ -72,7 +84,7 @@ class Executions:
         def execute(request: bytes, context: Any) -> bytes:
             began_s = time.monotonic()
             try:
-                work(self.slowness)
+                work(self.slowness * next(self._durations))
             except grpc.RpcError as error:  # of a call to the next server
                 context.abort(error.code(), error.details())
             is_gone = not context.is_active() or context.time_remaining() == 0.0
@@ -89,7 +101,7 @@ class Executions:
         async def execute(request: bytes, context: Any) -> bytes:
             began_s = time.monotonic()
             try:
-                await work(self.slowness)
+                await work(self.slowness * next(self._durations))
             except grpc.RpcError as error:
                 await context.abort(error.code(), error.details())
             except asyncio.CancelledError:
@@ -143,13 +155,15 @@ def _method(channel: Any, spec: ServerSpec, kit: Any) -> Any:
 
 def serve(spec: ServerSpec) -> None:
     """Serve with `grpc`."""
+    if spec.variant == SWITCHING:
+        sys.setswitchinterval(SWITCH_S)
     kit = rpcwheel.Kit(limit="adaptive") if spec.has_kit else None
     server = grpc.server(
         kit.server_executor(max_workers=spec.threads) if kit else ThreadPoolExecutor(spec.threads),
         interceptors=kit.server_interceptors() if kit else None,
         maximum_concurrent_rpcs=spec.limit,
     )
-    executions = Executions()
+    executions = Executions(vary=spec.varies)
     port = _add(server, executions.sync_handler(sync_work(spec, kit)))
     server.start()
     obey(port, executions)
@@ -162,7 +176,7 @@ async def aio_serve(spec: ServerSpec) -> None:
     server = grpc.aio.server(
         interceptors=kit.server_interceptors() if kit else None, maximum_concurrent_rpcs=spec.limit
     )
-    executions = Executions()
+    executions = Executions(vary=spec.varies)
     port = _add(server, executions.aio_handler(aio_work(spec, kit)))
     await server.start()
     await asyncio.to_thread(obey, port, executions)

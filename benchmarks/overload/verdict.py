@@ -8,13 +8,14 @@ from math import inf
 from benchmarks.overload.cases import (
     ADAPTIVE,
     AFTER,
-    BURN,
     CHAIN,
     HALVED,
+    HANDLERS,
     PHASES,
     PLAIN,
     SEVERED,
     SPIKE,
+    VARIED,
     World,
 )
 from benchmarks.overload.figures import Outcome, PhaseFigures
@@ -44,7 +45,7 @@ def verdicts(outcomes: Sequence[Outcome]) -> Iterator[Verdict]:
         case = outcome.case
         if case.variant != ADAPTIVE:
             continue
-        if case.scenario == PHASES and case.client == PLAIN:
+        if case.scenario in (PHASES, VARIED) and case.client == PLAIN:
             yield from _phases(outcome)
         if case.scenario == HALVED:
             yield _settled(outcome, outcome.figures()[-1])
@@ -58,7 +59,7 @@ def _phases(outcome: Outcome) -> Iterator[Verdict]:
     unloaded_s = figures[0].p99_s or 0.0
     for each in figures:
         if each.phase in LEAST_GOODPUT:
-            least = LEAST_GOODPUT[each.phase][case.world, case.handler == BURN]
+            least = LEAST_GOODPUT[each.phase][case.world, HANDLERS[case.handler].burns]
             name = f"{_name(outcome)}: goodput at {each.phase}"
             yield _verdict(name, each.goodput, least, "{:.2f}", is_least=True)
             most_s = MOST_P99 * unloaded_s + ROOM_S

@@ -1,13 +1,17 @@
-"""The CPU time that a handler burns: a loop, and how often it runs in 10 ms."""
+"""How long handlers take: different durations, and the loop that burns CPU time."""
 
 from __future__ import annotations
 
+import math
+import random
 import time
 
 from benchmarks.overload.cases import BURN_S
 
 _ROUNDS = 300
 _LOOPS = 50_000
+_STEPS = 20
+_SHUFFLED = 100
 
 
 def burn(loops: int) -> None:
@@ -26,3 +30,16 @@ def _timed() -> int:
     began_ns = time.thread_time_ns()
     burn(_LOOPS)
     return time.thread_time_ns() - began_ns
+
+
+def durations() -> list[float]:
+    """Durations of calls, as multiples of their mean: exponential, and the same in each run.
+
+    Each `_STEPS` of them have the same mean, so that the capacity can be measured in seconds.
+    """
+    quantiles = [-math.log1p(-(step + 0.5) / _STEPS) for step in range(_STEPS)]
+    mean = sum(quantiles) / _STEPS
+    rng = random.Random(0)
+    return [
+        each / mean for _ in range(_SHUFFLED) for each in rng.sample(quantiles, k=len(quantiles))
+    ]
