@@ -15,7 +15,6 @@ that it does not serve.
 
 from __future__ import annotations
 
-import time
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias
@@ -34,7 +33,7 @@ from rpcwheel.transport.probe import UNANSWERED, HealthProbe
 from .ejection import FAILURES, SERVER_ERRORS, UNDECIDED, OutlierEjection
 from .pending import MAX_EXPLAINED
 from .policy import DEFAULT_HEALTH_CHECK_BACKOFF
-from .subchannel import FAILING, READY, RecentFaults, S
+from .subchannel import FAILING, READY, RecentErrors, S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,10 +108,6 @@ class HealthChecker(Generic[S]):
     def failed(self, subchannel: S, code: str) -> None:
         """Record a call that did not succeed, with the name of its status code. Any thread."""
         pool, health = self._pool, subchannel.health
-        if code in SERVER_ERRORS:
-            recent = health.recent = health.recent or RecentFaults(successes=health.successes)
-            is_success = code not in FAILURES
-            recent.count(time.monotonic_ns(), health.successes, is_success=is_success)
         if code in UNDECIDED:
             if code == "CANCELLED" and not subchannel.stale:
                 with pool.lock:
@@ -120,8 +115,13 @@ class HealthChecker(Generic[S]):
                 if is_suspect:
                     self.check_later(subchannel, 0)
             return
-        if code not in FAILURES:
+        is_success = code not in FAILURES
+        if is_success:
             subchannel.succeeded()
+        if code in SERVER_ERRORS:
+            recent = health.recent = health.recent or RecentErrors(successes=health.successes)
+            recent.count(pool.now_ns(), health.successes, is_success=is_success)
+        if is_success:
             return
         self.check_stale(subchannel)
         if not subchannel.is_ready():

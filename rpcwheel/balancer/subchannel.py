@@ -31,18 +31,19 @@ FAILING_WEIGHT: Final = 1 / 16
 NO_FAILURES: Final = 0.001
 """A smaller share of failures is none."""
 
-FAULTS_NS: Final = 1_000_000_000
-"""How long failed calls, and those that were answered beside them, add to the load."""
+ERRORS_NS: Final = 1_000_000_000
+"""How long a failed call adds to the load of its subchannel."""
 
 
 @dataclass(slots=True, eq=False)
-class RecentFaults:
-    """The calls of about the last `FAULTS_NS` that failed because of the server, and the answers.
+class RecentErrors:
+    """The calls of about the last `ERRORS_NS` that failed because of the server, and the others.
 
-    They are counted from the first failure on. Times are on the monotonic clock.
+    They are counted from the first failure on. Threads may read and count at the same time; a count
+    may be lost.
     """
 
-    faults: float = 0.0
+    errors: float = 0.0
     answers: float = 0.0
     at_ns: int = 0
     """The time of the last failure."""
@@ -50,20 +51,20 @@ class RecentFaults:
     """`SubchannelHealth.successes` at that time."""
 
     def count(self, now_ns: int, successes: int, *, is_success: bool) -> None:
-        """Count a failure, which `successes` will include if it `is_success`."""
+        """Count a failure; `is_success`: it is one of the `successes`."""
         rest = self._rest(now_ns)
-        self.faults = self.faults * rest + 1.0
-        self.answers = self.answers * rest + successes - self.successes
-        self.at_ns, self.successes = now_ns, successes + is_success
+        self.errors = self.errors * rest + 1.0
+        self.answers = self.answers * rest + max(0, successes - self.successes - is_success)
+        self.at_ns, self.successes = now_ns, successes
 
     def attempts_per_answer(self, now_ns: int, successes: int) -> float:
-        """Return how many attempts an answer takes, about: 1.0 if none fails."""
+        """Return about how many attempts an answer takes: 1.0 if none fails."""
         rest = self._rest(now_ns)
-        answers = self.answers * rest + successes - self.successes
-        return 1.0 + self.faults * rest / (answers + 1.0)
+        answers = self.answers * rest + max(0, successes - self.successes)
+        return 1.0 + self.errors * rest / (answers + 1.0)
 
     def _rest(self, now_ns: int) -> float:
-        return max(0.0, 1.0 - (now_ns - self.at_ns) / FAULTS_NS)
+        return max(0.0, 1.0 - (now_ns - self.at_ns) / ERRORS_NS)
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +101,7 @@ class SubchannelHealth:
     """`successes` at its begin."""
     failing: float = 0.0
     """The share of calls that fail; the last one has the weight `FAILING_WEIGHT`."""
-    recent: RecentFaults | None = None
+    recent: RecentErrors | None = None
     """None if no call has failed for about a second."""
 
     def window_calls(self) -> int:
@@ -108,7 +109,7 @@ class SubchannelHealth:
         return self.window_failures + self.successes - self.window_successes
 
     def share_of_failures(self) -> float:
-        """Return the share of calls that fail; soon after several in a row, they count more."""
+        """Return the share of the last calls that failed; more after several in a row."""
         return max(self.failing, self.failures / (self.failures + 2))
 
     def check_anew(self) -> None:
@@ -189,12 +190,12 @@ class SubchannelBase:
     def load(self) -> float:
         """The number of calls in flight; more if calls have failed within about the last second.
 
-        With another call, it has the calls in flight that an answer takes, so 0 is the least.
+        Then these, and one more, are multiplied by the attempts that an answer takes.
         """
         recent = self.health.recent
         if recent is None:
             return self.calls
-        attempts = recent.attempts_per_answer(time.monotonic_ns(), self.health.successes)
+        attempts = recent.attempts_per_answer(self._pool.now_ns(), self.health.successes)
         if attempts == 1.0:
             self.health.recent = None
         return (self.calls + 1) * attempts - 1.0

@@ -299,3 +299,15 @@ def test_what_is_set_by_hand_applies_to_breakers_that_are_made_later(timer):
     assert states == ["disabled", "forced_open", "closed", "closed"]
     breakers.reset()
     assert {one.state.value for one in breakers} == {"closed"}
+
+
+@pytest.mark.parametrize(
+    ("max_calls", "is_stream", "sent"),
+    [("adaptive", False, 20), ("adaptive", True, 99), (3, True, 3)],
+)
+def test_an_adaptive_concurrency_limit_does_not_apply_to_streams(timer, max_calls, is_stream, sent):
+    settings = AdmissionSettings(concurrency=ConcurrencyPolicy(max_calls=max_calls))
+    client = Breakers().admission("shop:1", timer)
+    admission = client.method("/shop.Orders/Watch", settings, is_stream=is_stream)
+    results = [admission.enter() for _ in range(99)]
+    assert sum(isinstance(result, Admitted) for result in results) == sent

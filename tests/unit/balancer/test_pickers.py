@@ -173,10 +173,10 @@ def test_least_request_reads_the_calls_at_each_pick():
 
 def test_least_request_counts_calls_that_failed_a_moment_ago():
     ours = subchannels(2)
-    ours[0].now_faults, ours[1].now_calls = 1.5, 1
+    ours[0].now_errors, ours[1].now_calls = 1.5, 1
     pick = LeastRequest().prepare(ours, [1, 1])
     for failed, picked in ((1.5, 1), (0.5, 0)):
-        ours[0].now_faults = failed
+        ours[0].now_errors = failed
         with random_parts(*[0.25, 0.75] * 4):
             assert pick("/m", None, ()) is ours[picked]
 

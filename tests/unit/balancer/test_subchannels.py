@@ -646,6 +646,33 @@ def test_outlier_ejection_can_be_turned_off(make_pool):
     assert pool.subchannel(1).healthy
 
 
+# The load of a subchannel
+
+
+def test_the_load_is_the_calls_in_flight_and_what_an_answer_takes(make_pool, clock):
+    pool = ready_pool(make_pool)
+    one = pool.subchannel(1)
+    assert one.load == 0
+    for code, load in (("INTERNAL", 1), ("UNAVAILABLE", 2), ("NOT_FOUND", 1), ("CANCELLED", 1)):
+        fail(pool, 1, 1, code)
+        assert one.load == load
+    clock.pass_(0.5)
+    assert 0 < one.load < 1
+    clock.pass_(0.5)
+    assert one.load == 0
+
+
+def test_the_load_is_a_number_whatever_counts_are_lost(make_pool):
+    """Threads may count at the same time."""
+    pool = ready_pool(make_pool)
+    one = pool.subchannel(1)
+    fail(pool, 1, 3, "INTERNAL")
+    one.health.successes = 0
+    assert one.load == 3
+    fail(pool, 1)
+    assert one.load == 4
+
+
 # Self-preservation
 
 
