@@ -105,15 +105,17 @@ PHASES, INTERVAL, VARIED, HALVED, DOWNSTREAM, SPIKE, CHAIN, SWEEP = (
 )  # fmt: skip
 AFTER: Final = "0.7x after"
 
+_OVERLOADED: Final = (Phase("0.7x", 0.7), Phase("2x", 2.0), Phase("10x", 10.0), Phase(AFTER, 0.7))
+
 SCENARIOS: Final = {
     PHASES: Scenario(
         "Twice and ten times the capacity",
-        (Phase("0.7x", 0.7), Phase("2x", 2.0), Phase("10x", 10.0), Phase(AFTER, 0.7)),
+        _OVERLOADED,
         clients=CLIENTS,
     ),
     INTERVAL: Scenario(
         "Handlers that compute, and a shorter switch interval",
-        (Phase("0.7x", 0.7), Phase("2x", 2.0), Phase("10x", 10.0), Phase(AFTER, 0.7)),
+        _OVERLOADED,
         handlers=(BURN,),
         variants=(ADAPTIVE, SWITCHING),
         worlds=("sync",),

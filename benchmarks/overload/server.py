@@ -65,9 +65,9 @@ class ServerSpec:
 class Executions:
     """What the handlers have done, and how slow their work is."""
 
-    def __init__(self, *, vary: bool) -> None:
+    def __init__(self, *, varies: bool) -> None:
         self.slowness = 1.0
-        self._durations = itertools.cycle(durations() if vary else [1.0])
+        self._durations = itertools.cycle(durations() if varies else [1.0])
         self._ended: list[tuple[float, bool]] = []
 
     def answer(self, line: str) -> object:
@@ -163,7 +163,7 @@ def serve(spec: ServerSpec) -> None:
         interceptors=kit.server_interceptors() if kit else None,
         maximum_concurrent_rpcs=spec.limit,
     )
-    executions = Executions(vary=spec.varies)
+    executions = Executions(varies=spec.varies)
     port = _add(server, executions.sync_handler(sync_work(spec, kit)))
     server.start()
     obey(port, executions)
@@ -176,7 +176,7 @@ async def aio_serve(spec: ServerSpec) -> None:
     server = grpc.aio.server(
         interceptors=kit.server_interceptors() if kit else None, maximum_concurrent_rpcs=spec.limit
     )
-    executions = Executions(vary=spec.varies)
+    executions = Executions(varies=spec.varies)
     port = _add(server, executions.aio_handler(aio_work(spec, kit)))
     await server.start()
     await asyncio.to_thread(obey, port, executions)
