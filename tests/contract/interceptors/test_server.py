@@ -165,7 +165,12 @@ def test_a_call_whose_deadline_has_passed_is_refused_and_counted(
     late = next(one for one in events if isinstance(one, DeadlineExceededBeforeStart))
     assert late.method == METHOD
     assert late.late_s >= 0
-    assert not [record for record in caplog.records if record.name.startswith("grpc")]
+    logged = [one.getMessage() for one in caplog.records if one.name.startswith("grpc")]
+    if world.name == "aio" and nature is answering:
+        # A blocking handler can only return. grpc.aio logs that if the client has just ended the
+        # call: of a bare server 10 of 346 calls that ended within 3 ms of their deadlines.
+        logged = [text for text in logged if not text.startswith("ExecuteBatchError")]
+    assert logged == []
 
 
 # --- Statuses, and other interceptors ---
