@@ -25,6 +25,9 @@ Other windows show how long handlers take, and nothing about the limit, unless h
 the interpreter's time. Then they may wait for each other, and calls in gRPC, which needs the
 interpreter to accept them: the limit becomes the product if handlers take twice as long as before,
 and a window with fewer shows every 10 s whether they take less time then.
+
+Handlers that take seconds, such as long polls, show nothing until they end. So the limit is raised
+without a measurement while others wait for them (`raise_unmeasured`, `Limiter.is_stuck`).
 """
 
 from __future__ import annotations
@@ -38,6 +41,10 @@ INITIAL_LIMIT: Final = 8
 """The limit before the first measurement."""
 
 MAX_LIMIT: Final = 1 << 20
+
+MAX_UNMEASURED: Final = 64
+"""The highest limit without a measurement: no handler ends either if all of them wait for a server
+that does not answer."""
 
 MIN_WINDOW_NS: Final = 200_000_000
 MIN_CALLS: Final = 20
@@ -186,7 +193,7 @@ class AdaptiveLimit:
         took_ns = now_ns - started_ns
         self._count += 1
         self._answered += is_answered
-        self._waited += has_waited
+        self._waited += has_waited or not is_answered
         self._duration_ns += took_ns
         self._squares += float(took_ns) * took_ns
         began_ns, began_cpu_ns, began_work_ns = self._began
@@ -221,6 +228,19 @@ class AdaptiveLimit:
         limit = max(self.minimum, min(limit, self.maximum))
         if limit != self.limit:
             self.limit, self._old = limit, math.ceil(running)
+
+    def raise_unmeasured(self, running: int, waiting: int, now_ns: int) -> None:
+        """Raise the limit, up to `MAX_UNMEASURED`, because no handler ends.
+
+        Args:
+            running: How many handlers run.
+            waiting: How many calls wait.
+            now_ns: The time now.
+        """
+        if self._trial is Trial.FEWER:  # it can't begin before enough of those that run have ended
+            self._trial, self._measured_ns = Trial.NORMAL, now_ns
+        limit = max(self.limit, running) + min(self.limit, waiting)
+        self.limit = max(self.limit, min(limit, self.maximum, MAX_UNMEASURED))
 
     def _limit_after_few_calls(self) -> int:
         """End the trial after a window that shows nothing: the calls that end first are short."""
@@ -296,7 +316,7 @@ class AdaptiveLimit:
 
     def _try_fewer(self, window: Window, *, before: int) -> int:
         self._trial, self._before = Trial.FEWER, before
-        running = math.ceil(window.throughput * window.duration_ns - SURPLUS)
+        running = math.ceil(window.running - SURPLUS)
         return min(self.limit, running) // 2  # fewer run than may, if few calls wait
 
     def _is_slower(self, window: Window, highest: float) -> bool:

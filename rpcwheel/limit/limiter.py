@@ -11,6 +11,7 @@ import enum
 import math
 from collections import deque
 from contextvars import ContextVar
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel.durations import NEVER, to_ns
@@ -42,6 +43,12 @@ BUSY_LATE_SHARE: Final = 4
 """The same while handlers compute: the calls that gRPC accepts in one pause (`ACCEPT_EVERY_NS`)
 must not all be too old before the next one."""
 
+STUCK_NS: Final = 150_000_000
+"""An adaptive limit may be too low if calls wait, and no handler ends, for this long."""
+
+MOST_EXPECTED: Final = 2.0
+"""It is not if more handlers than this should have ended in this time, from their durations."""
+
 
 class RefusalReason(enum.Enum):
     """Why a call was refused. The value is the name in metrics, the text is for the client."""
@@ -60,7 +67,15 @@ class RefusalReason(enum.Enum):
 class LimitedMethod:
     """One method of a server: its own limit, and what is known of its handlers."""
 
-    __slots__ = ("buckets", "counts", "is_stream", "least_ns", "maximum", "running")
+    __slots__ = (
+        "buckets",
+        "counts",
+        "is_stream",
+        "least_ns",
+        "maximum",
+        "running",
+        "usual_ns",
+    )
 
     def __init__(
         self,
@@ -80,9 +95,12 @@ class LimitedMethod:
         self.running = 0
         self.least_ns = 0
         """About the shortest of the last durations."""
+        self.usual_ns = 0
+        """The moving average of the durations."""
 
     def took(self, duration_ns: int) -> None:
         """Note the duration of a handler."""
+        self.usual_ns += (duration_ns - self.usual_ns) >> 4 if self.usual_ns else duration_ns
         if duration_ns < self.least_ns or not self.least_ns:
             self.least_ns = duration_ns
         else:
@@ -145,9 +163,12 @@ class Limiter:
 
     __slots__ = (
         "_adaptive",
+        "_asked_ns",
+        "_ended_ns",
         "_is_late",
         "_max_streams",
         "_max_wait_ns",
+        "_raised_ns",
         "_refuse",
         "_usual_ns",
         "_waiting",
@@ -155,6 +176,7 @@ class Limiter:
         "_work_at_ns",
         "_work_ns",
         "limit",
+        "methods",
         "refused",
         "running",
         "streams",
@@ -196,6 +218,14 @@ class Limiter:
         self._waiting_streams = 0
         self._is_late = False
         """Whether a call was refused because it had waited for too long, since none waited."""
+        self._ended_ns = 0
+        """When the last handler ended, without streams."""
+        self._asked_ns = 0
+        """When `is_stuck` was last asked."""
+        self._raised_ns = 0
+        """When an adaptive limit was last raised because calls were stuck."""
+        self.methods: list[LimitedMethod] = []
+        """Those whose handlers may run."""
         self.threads = math.inf
         """How many calls can run at the same time at all."""
         self._work_ns = self._work_at_ns = 0
@@ -275,6 +305,7 @@ class Limiter:
             return
         self._count_work(now_ns)
         self.running -= 1
+        self._ended_ns = now_ns
         took_ns = now_ns - started_ns
         if call.is_gone or (not is_answered and took_ns < self._usual_ns):
             return  # its handler has not run, or its client did not want to wait
@@ -357,12 +388,51 @@ class Limiter:
             calls.clear()
         self.waiting = self._waiting_streams = 0
 
-    def expiry_ns(self) -> int | None:
-        """Return when to call `refuse_late` although no call arrives or ends; None for never."""
-        arrived_ns = min(
-            (calls[0].arrived_ns for calls in self._waiting.values() if calls), default=None
+    def is_stuck(self, now_ns: int) -> bool:
+        """Whether calls wait for handlers that take longer than they do. Asked at `expiry_ns`.
+
+        No handler has ended for `STUCK_NS`, none had to, and the oldest call usually takes less, or
+        its method is new. If it takes longer too, or others should have ended, all of them may wait
+        for a server that is overloaded.
+        """
+        self._asked_ns, oldest = now_ns, self._oldest()
+        if self._adaptive is None or oldest is None or self.running < self.limit:
+            return False
+        idle_ns = now_ns - self._idle_since_ns(oldest)
+        if idle_ns < STUCK_NS or oldest.method.usual_ns >= STUCK_NS:
+            return False
+        expected = sum(
+            method.running * idle_ns / method.usual_ns
+            for method in self.methods
+            if method.usual_ns and not method.is_stream
         )
-        return None if arrived_ns is None else arrived_ns + self._max_wait()
+        return expected < MOST_EXPECTED
+
+    def raise_limit(self, now_ns: int) -> None:
+        """Raise the adaptive limit, because `is_stuck`. The caller goes on with `take`."""
+        if self._adaptive is not None:
+            self._raised_ns = now_ns
+            self._adaptive.raise_unmeasured(self.running, self.waiting, now_ns)
+            self.limit = self._adaptive.limit
+
+    def expiry_ns(self) -> int | None:
+        """Return when to decide again although no call arrives or ends; None for never."""
+        oldest = self._oldest()
+        if oldest is None:
+            return None
+        stuck_ns = self._idle_since_ns(oldest) + STUCK_NS
+        expiry_ns = oldest.arrived_ns + self._max_wait()
+        if self._adaptive is None or stuck_ns <= self._asked_ns:
+            return expiry_ns
+        return min(expiry_ns, stuck_ns)
+
+    def _oldest(self) -> LimitedCall | None:
+        firsts = [calls[0] for calls in self._waiting.values() if calls]
+        return min(firsts, key=attrgetter("arrived_ns"), default=None)
+
+    def _idle_since_ns(self, oldest: LimitedCall) -> int:
+        """Return since when no handler has ended, with this call waiting and the same limit."""
+        return max(oldest.arrived_ns, self._ended_ns, self._raised_ns)
 
     def _takes_tokens(self, call: LimitedCall, now_ns: int) -> bool:
         """Take a token of each bucket, or of none; returns whether they were taken."""

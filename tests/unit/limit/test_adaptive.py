@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from fixtures.limits import SECOND_NS, Server
-from rpcwheel.limit.adaptive import AdaptiveLimit
+from rpcwheel.limit.adaptive import INITIAL_LIMIT, MAX_UNMEASURED, AdaptiveLimit
 from rpcwheel.rpc import Criticality
 
 WAITING = {"slots": 4, "duration_s": 0.05}
@@ -79,6 +79,47 @@ def test_handlers_that_take_long_are_limited_as_others_are_but_later(varies):
     server.offer(2 * server.capacity, seconds=400)
     done = server.offer(2 * server.capacity, seconds=400)
     assert done.answered >= 0.6 * 400 * server.capacity
+
+
+def test_a_new_server_runs_handlers_that_take_long_before_any_has_ended():
+    """It needs 50 at the same time, and knows nothing about them for five seconds."""
+    server = Server(slots=10**6, duration_s=5.0)
+    assert server.offer(10, seconds=60).refused <= 0.01 * 10 * 60
+
+
+def test_handlers_that_take_long_do_not_keep_others_from_running():
+    """Eight long polls take all of the first limit."""
+    server = Server(slots=10**6, duration_s=0.01, slow=(0.02, 30.0))
+    done = server.offer(20, seconds=120)
+    assert done.refused <= 0.01 * (done.answered + done.refused)
+
+
+def test_handlers_that_never_end_are_limited():
+    server = Server(slots=10**6, duration_s=3600.0)
+    server.offer(100, seconds=20)
+    assert server.limit == MAX_UNMEASURED
+
+
+def test_the_limit_is_not_raised_for_handlers_that_should_have_ended():
+    server = Server(slots=10**6, duration_s=0.01)
+    server.offer(100, seconds=5)
+    server.duration_s = 3600.0
+    server.offer(100, seconds=20)
+    assert server.limit == INITIAL_LIMIT
+
+
+def test_the_limit_falls_if_handlers_end_too_late_although_no_call_waits_for_them():
+    """A call that waits is refused at once, because its method takes longer than its timeout."""
+    limit, now_ns, work_ns, limits = AdaptiveLimit(), SECOND_NS, 0, []
+    limit.limit = 32
+    for _ in range(2000):  # one of four slots is free every 10 ms
+        now_ns += SECOND_NS // 100
+        work_ns += limit.limit * SECOND_NS // 100
+        took_ns = max(4, limit.limit) * SECOND_NS // 100
+        is_answered = took_ns < SECOND_NS // 10
+        limit.ended(now_ns - took_ns, now_ns, 0, work_ns, has_waited=False, is_answered=is_answered)
+        limits.append(limit.limit)
+    assert max(limits[1000:]) <= 16  # when more are tried
 
 
 @pytest.mark.parametrize("slow_s", [0.2, 2.0])
