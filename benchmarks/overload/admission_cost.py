@@ -28,7 +28,7 @@ def throttled(throttle: Throttle) -> Callable[[], object]:
 
     def attempt() -> None:
         throttle.refuses(NOW_NS)
-        throttle.ended(NOW_NS, "OK")
+        throttle.ended(NOW_NS, "OK", NOW_NS)
 
     return attempt
 
@@ -46,8 +46,8 @@ def broken(breaker: Breaker) -> Callable[[], object]:
 def subjects() -> dict[str, Callable[[], object]]:
     """The attempts by name."""
     throttle, failing_throttle = (Throttle(ThrottlePolicy(), random) for _ in range(2))
-    failing_throttle.ended(NOW_NS, "UNAVAILABLE")
-    failing_throttle.ended(NOW_NS, "OK")
+    failing_throttle.ended(NOW_NS, "UNAVAILABLE", NOW_NS)
+    failing_throttle.ended(NOW_NS, "OK", NOW_NS)
     policies = BreakerPolicy(), BreakerPolicy(window=10.0), BreakerPolicy(slow_call=1.0)
     by_calls, by_time, failing = (Breaker(policy, random) for policy in policies)
     for number in range(50):

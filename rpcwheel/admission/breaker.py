@@ -13,7 +13,8 @@ The states and their rules are those of resilience4j:
 What differs: the first attempts of `HALF_OPEN` are sent one after the other, and one more at a time
 after each success, because a server that comes back is slow at first. It opens as soon as its
 attempts cannot reach any other result. Only attempts that began in the current state count, so a
-timeout that ends later than the outage does not open a breaker that has closed.
+timeout that ends later than the outage does not open a breaker that has closed. Of attempts that
+have lost the same connection, only the first one counts (`LostTogether`).
 
 The caller holds the lock of the breaker, and runs its timer: `OPEN` has one, for
 `Transition.open_for_ns`, after which the caller calls `half_open`, or `stay_open` if a health check
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel.durations import NEVER, to_ns
 
 from .policy import DEFAULT_WINDOW_CALLS, MAX_OPEN_FACTOR, NOT_RECORDED
-from .window import CountWindow, TimeWindow
+from .window import CountWindow, LostTogether, TimeWindow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,6 +84,7 @@ class Breaker:
         "_half_open_until_ns",
         "_least_failures",
         "_least_slow",
+        "_lost",
         "_max_open_ns",
         "_open_ns",
         "_policy",
@@ -117,6 +119,7 @@ class Breaker:
         else:
             self.window = TimeWindow(to_ns(policy.window))
         self._closed_window = self.window
+        self._lost = LostTogether()
         self._policy = policy
         self._random = random
         self._failures: frozenset[str] = policy.failures
@@ -156,7 +159,8 @@ class Breaker:
     def give_up(self, now_ns: int) -> Transition | None:
         """Leave a state that has lasted for too long. Asked when an attempt is refused.
 
-        `HALF_OPEN` becomes `OPEN` if attempts are refused for `half_open_timeout` and none ends.
+        `HALF_OPEN` becomes `OPEN` if attempts are refused for `half_open_timeout` and none ends, or
+        for twice the duration of the longest success, if that is more.
         `OPEN` becomes `HALF_OPEN` if nothing has ended it long after its time was over: the timer
         was stopped, the process is a forked child, or a health check has no result.
         """
@@ -169,7 +173,9 @@ class Breaker:
             return self.half_open(now_ns)
         return None
 
-    def ended(self, token: int, code: str, duration_ns: int, now_ns: int) -> Transition | None:
+    def ended(
+        self, token: int, code: str, duration_ns: int, now_ns: int, *, is_stream: bool = False
+    ) -> Transition | None:
         """Record the outcome of an attempt.
 
         Args:
@@ -177,12 +183,17 @@ class Breaker:
             code: Its status code. `"CANCELLED"` and `""` are neither a success nor a failure.
             duration_ns: How long it took.
             now_ns: The time now.
+            is_stream: Whether it may last, and is never slow.
         """
+        if duration_ns > self._half_open_timeout_ns and code == "OK" and not is_stream:
+            self._half_open_timeout_ns = 2 * duration_ns
         if token != self.generation:
             return None
         failed = code != "OK" and code in self._failures
-        slow = duration_ns > self._slow_ns
+        slow = duration_ns > self._slow_ns and not is_stream
         if self.state is CLOSED:
+            if failed and self._lost.has(code, now_ns - duration_ns, now_ns):
+                return None
             if code not in NOT_RECORDED:
                 window = self.window
                 window.record(now_ns, failed, slow)

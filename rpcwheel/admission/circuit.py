@@ -103,10 +103,12 @@ class CircuitBreaker:
             self._changed(transition)
         return entered
 
-    def ended(self, token: int, code: str, duration_ns: int, now_ns: int) -> None:
+    def ended(
+        self, token: int, code: str, duration_ns: int, now_ns: int, *, is_stream: bool = False
+    ) -> None:
         """End a call that `enter` has begun, with the name of its status code."""
         with self._lock:
-            transition = self._breaker.ended(token, code, duration_ns, now_ns)
+            transition = self._breaker.ended(token, code, duration_ns, now_ns, is_stream=is_stream)
         if transition is not None:
             self._changed(transition)
 

@@ -47,7 +47,8 @@ TIMER_GRACE_NS: Final = 1_000_000_000
 """How late a timer may be before an attempt that waits goes on without it."""
 
 STREAM_PROVEN_NS: Final = 1_000_000_000
-"""A stream that a HALF_OPEN breaker has admitted is a success if it has run for this long."""
+"""A stream is a success if it has run for this long, for a HALF_OPEN breaker or a throttle that
+knows failures: it may go on for hours."""
 
 THROTTLED_NS: Final = 5_000_000_000
 """Throttling has ended if no attempt was throttled for this long."""
@@ -351,9 +352,9 @@ class MethodAdmission:
         self._rate = rate
         self._concurrency = concurrency
         self._limits = not (throttle is None and rate is None and concurrency is None)
-        self._is_stream = is_stream and breaker is not None
+        self._is_stream = is_stream
         self._probes: dict[int, tuple[Admitted, Timeout | None]] = {}
-        """Streams that a HALF_OPEN breaker has admitted, by their ids."""
+        """Streams that are a success when they have run for some time, by their ids."""
         self._proven: dict[int, Admitted] = {}
         """Those of them that have counted as successes and not ended."""
         self.now_ns = clock_of(timer)
@@ -398,10 +399,12 @@ class MethodAdmission:
         return result
 
     def watch_stream(self, admitted: Admitted) -> None:
-        """Let a stream that is a probe count as a success when it has run for some time."""
-        if not self._is_stream or self.breaker is None:
+        """Let a stream count as a success when it has run for some time, if that matters now."""
+        if not self._is_stream:
             return
-        if self.breaker.state is not BreakerState.HALF_OPEN:
+        breaker, throttle = self.breaker, self._throttle
+        is_probe = breaker is not None and breaker.state is BreakerState.HALF_OPEN
+        if not is_probe and (throttle is None or not throttle.has_failures):
             return
         timeout = self.schedule(weak_callback(self.stream_lives, admitted), STREAM_PROVEN_NS)
         with self.lock:
@@ -413,6 +416,8 @@ class MethodAdmission:
             if self._probes.pop(id(admitted), None) is None:
                 return
             self._proven[id(admitted)] = admitted
+            if self._throttle is not None:
+                self._throttle.ended(self.now_ns(), "OK", admitted.began_ns)
         if self.breaker is not None:
             self.breaker.ended(admitted.token, "OK", 0, self.now_ns())
 
@@ -471,15 +476,15 @@ class MethodAdmission:
         """Note the end of an attempt, with the name of its status code."""
         began_ns, token = admitted
         now_ns = self.now_ns()
-        if self.breaker is not None and not (self._is_stream and self._was_proven(admitted)):
-            duration_ns = 0 if self._is_stream else now_ns - began_ns
-            self.breaker.ended(token, code, duration_ns, now_ns)
+        was_proven = self._is_stream and self._was_proven(admitted)
+        if self.breaker is not None and not was_proven:
+            self.breaker.ended(token, code, now_ns - began_ns, now_ns, is_stream=self._is_stream)
         if not self._limits:
             return
         throttle, concurrency = self._throttle, self._concurrency
         with self.lock:
-            if throttle is not None:
-                throttle.ended(now_ns, code)
+            if throttle is not None and not was_proven:
+                throttle.ended(now_ns, code, began_ns)
             if concurrency is None:
                 return
             concurrency.limit.release(now_ns, began_ns, code)

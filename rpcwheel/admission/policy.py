@@ -99,7 +99,8 @@ class BreakerPolicy(Policy):
     time and so on. When `half_open_calls` of them have ended, it is CLOSED if their shares are
     below the limits. It is OPEN again if they cannot be, or if the first one fails.
 
-    Attempts that their callers cancel count neither as successes nor as failures.
+    Attempts that their callers cancel count neither as successes nor as failures. Those that are
+    lost together with their server count as one.
     """
 
     short: ClassVar[str | None] = "failure_rate"
@@ -130,7 +131,8 @@ class BreakerPolicy(Policy):
 
     half_open_timeout: Seconds | None = 60.0
     """Maximum seconds that a breaker is HALF_OPEN while attempts are refused because others have
-    not ended, and none ends. After that it is OPEN. None: no limit."""
+    not ended, and none ends. After that it is OPEN. If a call has succeeded after a longer time,
+    twice that time. None: no limit."""
 
     open_duration: Seconds = 1.0
     """How many seconds the breaker is OPEN, of which up to a tenth is random."""

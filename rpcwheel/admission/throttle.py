@@ -10,7 +10,8 @@ each attempt that succeeds lets `multiplier` others be sent.
   one of a second, a call may be alone, and its first failures would refuse its own retries.)
 * An attempt counts when it has ended, a refused one at once. Attempts that run count neither way:
   otherwise a burst of calls that has no answer yet would be throttled.
-* An attempt that its caller has canceled does not count.
+* An attempt that its caller has canceled does not count, nor do the others that were lost together
+  with one that does (`LostTogether`).
 * Refusals are spread evenly; the book draws random numbers. In simulations with 56 calls/s and the
   default policy, a server that has returned after 30 s got all calls again after at most 3.9 s in
   place of 10.7 s: by chance, no attempt may be sent for several seconds.
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 from rpcwheel.durations import to_ns
 
 from .policy import NOT_RECORDED
-from .window import TimeWindow
+from .window import LostTogether, TimeWindow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +37,7 @@ class Throttle:
 
     __slots__ = (
         "_failures",
+        "_lost",
         "_max_rejection",
         "_minimum_calls",
         "_multiplier",
@@ -59,6 +61,12 @@ class Throttle:
         self.window_ns = to_ns(policy.window)
         """How long an attempt counts."""
         self._window = TimeWindow(self.window_ns)
+        self._lost = LostTogether()
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether there are failures in the window, since it was last moved."""
+        return self._window.failures > 0
 
     def refuses(self, now_ns: int) -> bool:
         """Return whether an attempt is not sent, and count it if so."""
@@ -74,11 +82,11 @@ class Throttle:
         self._window.record(now_ns, True, False)
         return True
 
-    def ended(self, now_ns: int, code: str) -> None:
+    def ended(self, now_ns: int, code: str, began_ns: int) -> None:
         """Count an attempt that was sent and has ended with this status code."""
         if code == "OK":
             self._window.record(now_ns, False, False)
-        elif code not in NOT_RECORDED:
+        elif code not in NOT_RECORDED and not self._lost.has(code, began_ns, now_ns):
             self._window.record(now_ns, code in self._failures, False)
 
     def rejection(self, now_ns: int) -> float:

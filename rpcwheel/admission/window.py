@@ -1,7 +1,8 @@
 """Sliding windows: how many of the last attempts have failed, and how many were slow. No I/O.
 
 A `CountWindow` has a number of attempts, a `TimeWindow` those of a length of time. Both keep sums,
-so an attempt costs the same whatever the size of the window. The caller holds a lock.
+so an attempt costs the same whatever the size of the window. `LostTogether` finds failures that
+say less than their number. The caller holds a lock.
 """
 
 from __future__ import annotations
@@ -13,6 +14,12 @@ from rpcwheel.durations import NEVER
 
 SLOTS: Final = 10
 """Into how many slots a `TimeWindow` divides its length."""
+
+LOST: Final = "UNAVAILABLE"
+"""The status code of attempts whose connection was lost."""
+
+LOST_TOGETHER_NS: Final = 1_000_000_000
+"""In which time attempts end that have lost the same connection: some processes have thousands."""
 
 
 class CountWindow:
@@ -112,3 +119,32 @@ class TimeWindow:
 
     def _before(self) -> tuple[int, ...]:
         return tuple(map(sum, zip(*self._slots, strict=True)))
+
+
+class LostTogether:
+    """Finds attempts that have failed because their connection was lost, with others.
+
+    All that run on a server when it is lost fail together, and say no more than one of them: the
+    next attempts may be sent to another server, or to the same one after its restart. Otherwise one
+    server of many would open the breaker of all.
+    """
+
+    __slots__ = ("_first_ns", "_last_ns")
+
+    def __init__(self) -> None:
+        self._first_ns = self._last_ns = -LOST_TOGETHER_NS
+
+    def has(self, code: str, began_ns: int, now_ns: int) -> bool:
+        """Whether an attempt that ends now was lost with one that ended just before.
+
+        The first attempt after a time without a loss is not, nor are those that began after it had
+        ended: they show that the server cannot be reached.
+        """
+        if code != LOST:
+            return False
+        is_first = now_ns - self._last_ns >= LOST_TOGETHER_NS
+        self._last_ns = now_ns
+        if is_first:
+            self._first_ns = now_ns
+            return False
+        return began_ns < self._first_ns and now_ns - self._first_ns < LOST_TOGETHER_NS

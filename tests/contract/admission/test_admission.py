@@ -16,6 +16,7 @@ from rpcwheel.call import DefaultResponsePolicy, HedgingPolicy
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import BreakerClosed, BreakerOpened, ThrottleBegan, ThrottleEnded
 from rpcwheel.limit import RatePolicy
+from rpcwheel.telemetry import components
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 RESOURCE_EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -25,6 +26,18 @@ BREAKER = BreakerPolicy(
 )
 
 PLAIN = {"retry": None}
+
+
+@pytest.fixture
+def admissions():
+    """Returns the states of the methods that were called in this test."""
+    known = components.of_kind("admission")
+
+    def states():
+        ours = [each for each in components.of_kind("admission") if each not in known]
+        return [state for each in ours for state in each.status()]
+
+    return states
 
 
 def fail(shop, client, channel, count):
@@ -120,6 +133,19 @@ def test_a_method_that_fails_does_not_open_the_breakers_of_others(shop, client, 
 
 
 @in_every_way
+def test_calls_that_are_lost_together_with_their_server_do_not_open_the_breaker(shop, client):
+    breaker = BreakerPolicy(window_calls=4, minimum_calls=2, health_check=False)
+    channel = client.open(breaker=breaker, **PLAIN)
+    hangs = [Hang() for _ in range(4)]
+    shop.then(*hangs)
+    calls = [client.begin(channel) for _ in hangs]
+    assert all(hang.begun.wait(30) for hang in hangs)
+    shop.kill()
+    assert {call.error().code() for call in calls} == {UNAVAILABLE}
+    assert not client.refused(channel).details().startswith("not sent")
+
+
+@in_every_way
 def test_a_call_that_is_not_sent_is_not_retried(shop, client, timer):
     channel = client.open(breaker=BREAKER, timer=timer, retry=RETRY, idempotent=True)
     shop.then("NOT_FOUND")
@@ -161,6 +187,28 @@ def test_a_throttle_sends_only_a_part_of_the_calls_that_a_server_does_not_accept
     assert ended.refused == 100 - sent
     shop.reset()
     assert client.ask(channel) == b"x"
+
+
+@ways("sync stream", "aio stream")
+def test_a_stream_that_goes_on_shows_a_throttle_that_the_server_accepts_calls(
+    shop, client, timer, admissions
+):
+    throttle = ThrottlePolicy(multiplier=10.0, minimum_calls=1, window=60.0)
+    channel = client.open(throttle=throttle, timer=timer, **PLAIN)
+    fail(shop, client, channel, 1)
+    (before,) = admissions()
+    assert before.rejection == 0.5
+    hang = Hang()
+    shop.then(hang)
+    for _ in range(2):  # one of them at least is not throttled
+        call = client.begin(channel)
+        if hang.begun.wait(1):
+            break
+    assert hang.begun.wait(0)
+    timer.advance(1.0)
+    (after,) = admissions()
+    assert after.rejection == 0.0
+    call.cancel()
 
 
 @in_every_way

@@ -46,6 +46,33 @@ def test_a_breaker_that_stays_half_open_says_why_it_opens():
     assert breaker.give_up(160 * S).reason == "its calls have not ended in time"
 
 
+def test_a_breaker_stays_half_open_for_as_long_as_its_calls_may_take():
+    breaker = Breaker(BreakerPolicy(minimum_calls=1), lambda: 0.0)
+    run(breaker, "OK", duration_ns=100 * S)
+    run(breaker, "UNAVAILABLE")
+    breaker.half_open(S)
+    assert (breaker.enter(), breaker.enter()) == (2, None)
+    assert breaker.give_up(100 * S) is None
+    assert breaker.give_up(299 * S) is None
+    assert breaker.give_up(300 * S) is not None
+
+
+def test_calls_that_are_lost_together_do_not_open_a_breaker():
+    """They ran on one server of many, or on one that is restarted."""
+    breaker = Breaker(BreakerPolicy(), lambda: 0.0)
+    run(breaker, *["OK"] * 50)
+    tokens = [breaker.enter() for _ in range(200)]
+    for number, token in enumerate(tokens):
+        assert breaker.ended(token, "UNAVAILABLE", S // 10, S + number) is None
+    assert breaker.window.failures == 1
+    transitions = []
+    for number in range(24):  # those that begin after it was lost
+        began_ns = S + number * 1000
+        now_ns = began_ns + 900
+        transitions.append(breaker.ended(breaker.enter(), "UNAVAILABLE", 900, now_ns))
+    assert transitions[-1].after is BreakerState.OPEN
+
+
 def test_a_breaker_whose_timer_is_lost_is_half_open_in_the_end():
     breaker = Breaker(BreakerPolicy(minimum_calls=1), lambda: 0.0)
     run(breaker, "UNAVAILABLE")

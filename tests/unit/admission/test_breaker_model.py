@@ -21,6 +21,8 @@ class Reference:
 
     def __init__(self, policy, random):
         self.policy, self.random, self.openings = policy, random, 0
+        self.half_open_timeout = (policy.half_open_timeout or 0) * 1000
+        self.losses = []
         self.become("closed")
 
     def become(self, state):
@@ -63,18 +65,30 @@ class Reference:
         return True
 
     def refused_half_open(self, now):
-        timeout = self.policy.half_open_timeout
+        timeout = self.half_open_timeout
         if self.since is None:
             self.since = now
-        elif timeout and now - self.since >= timeout * 1000:
+        elif timeout and now - self.since >= timeout:
             self.open(now)
 
+    def was_lost_with_another(self, now, duration):
+        self.losses.append(now)
+        first, last = None, -1000
+        for at in self.losses[:-1]:
+            first, last = at if at - last >= 1000 else first, at
+        return now - last < 1000 and now - duration < first and now - first < 1000
+
     def end(self, now, attempt, code, duration):
+        if code == OK and duration > self.half_open_timeout > 0:
+            self.half_open_timeout = 2 * duration
         if attempt not in self.running:
             return  # it began in an earlier state
         self.running.remove(attempt)
         self.since = None
         if self.state == "disabled" or code in {CANCELED, NO_STATUS}:
+            return
+        is_lost = code == FAILURE and self.state == "closed"
+        if is_lost and self.was_lost_with_another(now, duration):
             return
         limit = self.policy.slow_call
         slow = limit is not None and duration > limit * 1000

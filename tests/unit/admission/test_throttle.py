@@ -53,12 +53,12 @@ class AnyAttempts(RuleBasedStateMachine):
     @rule(number=st.integers(1, 20), code=st.sampled_from(["OK", "NOT_FOUND", FAILURE]))
     def end(self, number, code):
         for _ in range(number):
-            self.throttle.ended(self.now_ns, code)
+            self.throttle.ended(self.now_ns, code, self.now_ns)
             self.record(code != FAILURE)
 
     @rule(code=st.sampled_from(["CANCELLED", ""]))
     def cancel(self, code):
-        self.throttle.ended(self.now_ns, code)
+        self.throttle.ended(self.now_ns, code, self.now_ns)
 
     @rule(number=st.integers(1, 20))
     def ask(self, number):
@@ -109,7 +109,8 @@ class Client:
                 if ok and accepted:
                     next_ns = max(next_ns + S // accepted, self._now_ns - S // 10)
                 code = "OK" if ok else FAILURE
-                heapq.heappush(self._running, (self._now_ns + (50 if ok else 1) * S // 1000, code))
+                at_ns = self._now_ns + (50 if ok else 1) * S // 1000
+                heapq.heappush(self._running, (at_ns, code, self._now_ns))
 
 
 def share(sent):
@@ -145,8 +146,18 @@ def test_the_first_failures_of_a_call_do_not_throttle_its_own_retries():
     throttle = Throttle(ThrottlePolicy(), lambda: 0.99)
     for second in range(20):
         for _ in range(2):
-            throttle.ended(second * S, FAILURE)
+            throttle.ended(second * S, FAILURE, second * S)
             assert not throttle.refuses(second * S)
+
+
+def test_attempts_that_have_lost_the_same_connection_count_as_one():
+    throttle = Throttle(ThrottlePolicy(), lambda: 0.99)
+    for number in range(100):
+        throttle.ended(10 * S + number, FAILURE, 9 * S)
+    assert not any(throttle.refuses(10 * S + 500) for _ in range(1000))
+    for number in range(100):  # and those that began after that count
+        throttle.ended(11 * S + number, FAILURE, 10 * S + number)
+    assert throttle.refuses(11 * S + 100)
 
 
 def test_an_outage_of_which_only_attempts_in_flight_are_known_throttles_nothing():
