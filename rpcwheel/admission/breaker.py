@@ -69,7 +69,7 @@ class Transition:
     before: BreakerState
     after: BreakerState
     reason: str
-    """Such as `"12 of 20 calls failed"`."""
+    """Such as `"12 of 20 calls failed: UNAVAILABLE"`, with the last one's status."""
     open_for_ns: int | None = None
     """How long it is `OPEN`; None in other states."""
 
@@ -82,6 +82,7 @@ class Breaker:
         "_failures",
         "_half_open_timeout_ns",
         "_half_open_until_ns",
+        "_last_failure",
         "_least_failures",
         "_least_slow",
         "_lost",
@@ -120,6 +121,7 @@ class Breaker:
             self.window = TimeWindow(to_ns(policy.window))
         self._closed_window = self.window
         self._lost = LostTogether()
+        self._last_failure = ""  # its status
         self._policy = policy
         self._random = random
         self._failures: frozenset[str] = policy.failures
@@ -191,6 +193,8 @@ class Breaker:
             return None
         failed = code != "OK" and code in self._failures
         slow = duration_ns > self._slow_ns and not is_stream
+        if failed:
+            self._last_failure = code
         if self.state is CLOSED:
             if failed and self._lost.has(code, now_ns - duration_ns, now_ns):
                 return None
@@ -260,6 +264,8 @@ class Breaker:
     def _reason(self) -> str:
         calls, failures, slow = self.window.calls, self.window.failures, self.window.slow
         failed = f"{failures} of {calls} calls failed"
+        if failures and len(self._failures) > 1:
+            failed += f": {self._last_failure}"
         return f"{failed}, {slow} were slow" if slow else failed
 
     def _open(self, now_ns: int, reason: str) -> Transition:

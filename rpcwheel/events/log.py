@@ -110,7 +110,7 @@ def _write(line: LogLine, event: Event, suppressed: int) -> None:
         event.logger.name,
         line.level,
         __file__,
-        0,
+        log_event.__code__.co_firstlineno,
         template,
         (texts,),
         None,  # formatters would print the error unescaped

@@ -68,7 +68,7 @@ def test_an_open_breaker_sends_no_calls_until_a_probe_succeeds(shop, client, tim
     wait_until(lambda: len(events) == 2)
     opened, closed = events
     assert isinstance(opened, BreakerOpened)
-    assert (opened.method, opened.reason) == (client.method, "2 of 2 calls failed")
+    assert (opened.method, opened.reason) == (client.method, "2 of 2 calls failed: UNAVAILABLE")
     assert isinstance(closed, BreakerClosed)
     assert timer.pending == 0
 

@@ -16,11 +16,14 @@ def run(breaker, *codes, duration_ns=0):
 
 def test_a_transition_says_how_many_calls_failed():
     breaker = Breaker(BreakerPolicy(), lambda: 0.0)
-    assert run(breaker, *["OK"] * 8, *["UNAVAILABLE"] * 12).reason == "12 of 20 calls failed"
+    assert (
+        run(breaker, *["OK"] * 8, *["UNAVAILABLE"] * 12).reason
+        == "12 of 20 calls failed: UNAVAILABLE"
+    )
     breaker.half_open(S)
-    assert run(breaker, "INTERNAL").reason == "1 of 1 calls failed"
+    assert run(breaker, "INTERNAL").reason == "1 of 1 calls failed: INTERNAL"
     breaker.half_open(S)
-    assert run(breaker, *["OK"] * 4, "UNKNOWN").reason == "1 of 5 calls failed"
+    assert run(breaker, *["OK"] * 4, "UNKNOWN").reason == "1 of 5 calls failed: UNKNOWN"
 
 
 def test_a_transition_says_how_many_calls_were_slow():

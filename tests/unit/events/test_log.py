@@ -96,7 +96,7 @@ EVENTS = [
     events.OverloadBegan("server", 4, 1),
     events.OverloadEnded("server", 120, 2.5),
     events.LimitIneffective("server"),
-    events.BreakerOpened("shop:1", "/shop.Orders/Get", "12 of 20 calls failed", 1.0),
+    events.BreakerOpened("shop:1", "/shop.Orders/Get", "12 of 20 calls failed: UNAVAILABLE", 1.0),
     events.BreakerClosed("shop:1", "/shop.Orders/Get", 2.5),
     events.ThrottleBegan("shop:1", "/shop.Orders/Get"),
     events.ThrottleEnded("shop:1", "/shop.Orders/Get", 120, 2.5),
