@@ -41,6 +41,9 @@ OPEN_JITTER: Final = 0.1
 """The share of the time in `OPEN` that is random, so that clients do not probe together."""
 
 
+MAX_HALF_OPEN_FACTOR: Final = 10
+"""How many times `half_open_timeout` a breaker is HALF_OPEN at most if its calls take long."""
+
 LATE_NS: Final = 3_000_000_000
 """How long after the end of its time `OPEN` is left without the timer: health checks take 1 s."""
 
@@ -86,7 +89,6 @@ class Breaker:
         "_least_failures",
         "_least_slow",
         "_lost",
-        "_max_open_ns",
         "_open_ns",
         "_policy",
         "_random",
@@ -131,8 +133,6 @@ class Breaker:
         self.generation = 0
         """The number of changes of the state, which is the token of attempts."""
         self._open_ns = to_ns(policy.open_duration)  # the next time in OPEN
-        longest = policy.max_open_duration
-        self._max_open_ns = MAX_OPEN_FACTOR * self._open_ns if longest is None else to_ns(longest)
         # Of HALF_OPEN:
         self._running = self._successes = 0
         self._half_open_until_ns = NEVER
@@ -161,8 +161,8 @@ class Breaker:
     def give_up(self, now_ns: int) -> Transition | None:
         """Leave a state that has lasted for too long. Asked when an attempt is refused.
 
-        `HALF_OPEN` becomes `OPEN` if attempts are refused for `half_open_timeout` and none ends, or
-        for twice the duration of the longest success, if that is more.
+        `HALF_OPEN` becomes `OPEN` if attempts are refused for `half_open_timeout` and none ends. If
+        a success took long since it was last `CLOSED`, for twice that time.
         `OPEN` becomes `HALF_OPEN` if nothing has ended it long after its time was over: the timer
         was stopped, the process is a forked child, or a health check has no result.
         """
@@ -187,30 +187,29 @@ class Breaker:
             now_ns: The time now.
             is_stream: Whether it may last, and is never slow.
         """
-        if duration_ns > self._half_open_timeout_ns and code == "OK" and not is_stream:
-            self._half_open_timeout_ns = 2 * duration_ns
+        if 2 * duration_ns > self._half_open_timeout_ns and code == "OK" and not is_stream:
+            self._adapt_half_open_timeout(2 * duration_ns)
         if token != self.generation:
             return None
         failed = code != "OK" and code in self._failures
         slow = duration_ns > self._slow_ns and not is_stream
         if failed:
             self._last_failure = code
-        if self.state is CLOSED:
-            if failed and self._lost.has(code, now_ns - duration_ns, now_ns):
+        if self.state is HALF_OPEN:
+            return self._end_half_open(code, failed, slow, now_ns)
+        if self.state is not CLOSED or code in NOT_RECORDED:
+            return None
+        began_ns = now_ns - duration_ns
+        if failed:
+            if self._lost.note_failure(code, began_ns, now_ns):
                 return None
-            if code not in NOT_RECORDED:
-                window = self.window
-                window.record(now_ns, failed, slow)
-                if window.failures >= self._least_failures or window.slow >= self._least_slow:
-                    return self._ended_closed(now_ns)
-        elif self.state is HALF_OPEN:
-            self._running -= 1
-            self._half_open_until_ns = NEVER
-            if code not in NOT_RECORDED:
-                self.window.record(now_ns, failed, slow)
-                self._successes += not (failed or slow)
-                return self._ended_half_open(now_ns)
-        return None
+        elif not self._lost.has_worked:
+            self._lost.note_success(began_ns)
+        window = self.window
+        window.record(now_ns, failed, slow)
+        if window.failures < self._least_failures and window.slow < self._least_slow:
+            return None
+        return self._ended_closed(now_ns)
 
     def half_open(self, now_ns: int) -> Transition | None:
         """Send attempts again: the time in `OPEN` is over."""
@@ -250,7 +249,13 @@ class Breaker:
         slow = self.window.slow / calls >= self._policy.slow_call_rate
         return self._open(now_ns, self._reason()) if failures or slow else None
 
-    def _ended_half_open(self, now_ns: int) -> Transition | None:
+    def _end_half_open(self, code: str, failed: bool, slow: bool, now_ns: int) -> Transition | None:
+        self._running -= 1
+        self._half_open_until_ns = NEVER
+        if code in NOT_RECORDED:
+            return None
+        self.window.record(now_ns, failed, slow)
+        self._successes += not (failed or slow)
         policy, window = self._policy, self.window
         calls = policy.half_open_calls
         if (
@@ -260,6 +265,13 @@ class Breaker:
         ):
             return self._open(now_ns, self._reason())
         return self._close(self._reason()) if window.calls == calls else None
+
+    def _adapt_half_open_timeout(self, needed_ns: int) -> None:
+        timeout = self._policy.half_open_timeout
+        if timeout is not None:
+            least_ns = to_ns(timeout)
+            most_ns = MAX_HALF_OPEN_FACTOR * least_ns
+            self._half_open_timeout_ns = min(max(needed_ns, least_ns), most_ns)
 
     def _reason(self) -> str:
         calls, failures, slow = self.window.calls, self.window.failures, self.window.slow
@@ -273,7 +285,11 @@ class Breaker:
 
     def _stay_open(self, now_ns: int) -> int:
         open_ns = self._open_ns
-        self._open_ns = min(int(open_ns * self._policy.open_growth), self._max_open_ns)
+        policy = self._policy
+        longest = policy.max_open_duration
+        if longest is None:
+            longest = MAX_OPEN_FACTOR * policy.open_duration
+        self._open_ns = min(int(open_ns * policy.open_growth), to_ns(longest))
         open_for_ns = open_ns - int(open_ns * OPEN_JITTER * self._random())
         self.half_open_at_ns = now_ns + open_for_ns
         self.open_for_ns = open_for_ns
@@ -283,6 +299,7 @@ class Breaker:
         self.window = self._closed_window
         self.window.clear()
         self._open_ns = to_ns(self._policy.open_duration)
+        self._adapt_half_open_timeout(0)
         return self._become(CLOSED, reason)
 
     def _become(

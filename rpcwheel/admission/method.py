@@ -48,7 +48,10 @@ TIMER_GRACE_NS: Final = 1_000_000_000
 
 STREAM_PROVEN_NS: Final = 1_000_000_000
 """A stream is a success if it has run for this long, for a HALF_OPEN breaker or a throttle that
-knows failures: it may go on for hours."""
+knows failures: it may go on for hours. If streams fail later, twice as long as the last one."""
+
+STREAM_FAILED_LATE_NS: Final = 30_000_000_000
+"""A stream that fails after this time was accepted."""
 
 THROTTLED_NS: Final = 5_000_000_000
 """Throttling has ended if no attempt was throttled for this long."""
@@ -292,6 +295,7 @@ class MethodAdmission:
     __slots__ = (
         "__weakref__",
         "_concurrency",
+        "_failed_after_ns",
         "_is_stream",
         "_limits",
         "_probes",
@@ -353,10 +357,13 @@ class MethodAdmission:
         self._concurrency = concurrency
         self._limits = not (throttle is None and rate is None and concurrency is None)
         self._is_stream = is_stream
-        self._probes: dict[int, tuple[Admitted, Timeout | None]] = {}
-        """Streams that are a success when they have run for some time, by their ids."""
-        self._proven: dict[int, Admitted] = {}
+        self._probes: dict[int, tuple[Admitted, bool, Timeout | None]] = {}
+        """Streams that are a success when they have run for some time, by their ids; and whether
+        the breaker was HALF_OPEN when they began."""
+        self._proven: dict[int, tuple[Admitted, bool]] = {}
         """Those of them that have counted as successes and not ended."""
+        self._failed_after_ns = 0
+        """How long the last stream has run that has failed."""
         self.now_ns = clock_of(timer)
         self._throttled = 0
         self._throttled_since_ns: int | None = None
@@ -406,19 +413,22 @@ class MethodAdmission:
         is_probe = breaker is not None and breaker.state is BreakerState.HALF_OPEN
         if not is_probe and (throttle is None or not throttle.has_failures):
             return
-        timeout = self.schedule(weak_callback(self.stream_lives, admitted), STREAM_PROVEN_NS)
+        delay_ns = max(STREAM_PROVEN_NS, 2 * self._failed_after_ns)
+        timeout = self.schedule(weak_callback(self.stream_lives, admitted), delay_ns)
         with self.lock:
-            self._probes[id(admitted)] = admitted, timeout
+            self._probes[id(admitted)] = admitted, is_probe, timeout
 
     def stream_lives(self, admitted: Admitted, _: Timeout) -> None:
         """Count a stream as a success, if it has not ended."""
         with self.lock:
-            if self._probes.pop(id(admitted), None) is None:
+            probe = self._probes.pop(id(admitted), None)
+            if probe is None:
                 return
-            self._proven[id(admitted)] = admitted
+            is_probe = probe[1]
+            self._proven[id(admitted)] = admitted, is_probe
             if self._throttle is not None:
                 self._throttle.ended(self.now_ns(), "OK", admitted.began_ns)
-        if self.breaker is not None:
+        if self.breaker is not None and is_probe:
             self.breaker.ended(admitted.token, "OK", 0, self.now_ns())
 
     def _enter_limits(
@@ -476,8 +486,10 @@ class MethodAdmission:
         """Note the end of an attempt, with the name of its status code."""
         began_ns, token = admitted
         now_ns = self.now_ns()
-        was_proven = self._is_stream and self._was_proven(admitted)
-        if self.breaker is not None and not was_proven:
+        was_proven = was_probe = False
+        if self._is_stream:
+            was_proven, was_probe = self._end_stream(admitted, now_ns - began_ns, code)
+        if self.breaker is not None and not was_probe:
             self.breaker.ended(token, code, now_ns - began_ns, now_ns, is_stream=self._is_stream)
         if not self._limits:
             return
@@ -491,14 +503,17 @@ class MethodAdmission:
             ready = concurrency.next_waiting()
         self._admit(ready, now_ns)
 
-    def _was_proven(self, admitted: Admitted) -> bool:
-        """Whether a stream that ends has counted as a success before."""
+    def _end_stream(self, admitted: Admitted, duration_ns: int, code: str) -> tuple[bool, bool]:
+        """Return whether a stream that ends has counted for the throttle, and for the breaker."""
         with self.lock:
-            _, timeout = self._probes.pop(id(admitted), (None, None))
-            was_proven = self._proven.pop(id(admitted), None) is not None
+            if code not in ("OK", "CANCELLED"):
+                is_late = duration_ns >= STREAM_FAILED_LATE_NS
+                self._failed_after_ns = 0 if is_late else duration_ns
+            _, _, timeout = self._probes.pop(id(admitted), (None, False, None))
+            proven = self._proven.pop(id(admitted), None)
         if timeout is not None:
             timeout.cancel()
-        return was_proven
+        return (False, False) if proven is None else (True, proven[1])
 
     def _admit(self, ready: list[Waiting], now_ns: int) -> None:
         """Send attempts that have waited; a permit of one that has ended goes to the next."""

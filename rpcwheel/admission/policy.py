@@ -131,8 +131,8 @@ class BreakerPolicy(Policy):
 
     half_open_timeout: Seconds | None = 60.0
     """Maximum seconds that a breaker is HALF_OPEN while attempts are refused because others have
-    not ended, and none ends. After that it is OPEN. If a call has succeeded after a longer time,
-    twice that time. None: no limit."""
+    not ended, and none ends. After that it is OPEN. If calls have taken long and
+    succeeded, up to ten times as many. None: no limit."""
 
     open_duration: Seconds = 1.0
     """How many seconds the breaker is OPEN, of which up to a tenth is random."""

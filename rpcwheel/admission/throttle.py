@@ -84,10 +84,15 @@ class Throttle:
 
     def ended(self, now_ns: int, code: str, began_ns: int) -> None:
         """Count an attempt that was sent and has ended with this status code."""
-        if code == "OK":
-            self._window.record(now_ns, False, False)
-        elif code not in NOT_RECORDED and not self._lost.has(code, began_ns, now_ns):
-            self._window.record(now_ns, code in self._failures, False)
+        if code in NOT_RECORDED:
+            return
+        is_failure = code in self._failures
+        if is_failure:
+            if self._lost.note_failure(code, began_ns, now_ns):
+                return
+        elif not self._lost.has_worked:
+            self._lost.note_success(began_ns)
+        self._window.record(now_ns, is_failure, False)
 
     def rejection(self, now_ns: int) -> float:
         """Return the share of attempts that are refused at this time, from 0 to 1."""

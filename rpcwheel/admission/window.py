@@ -19,7 +19,11 @@ LOST: Final = "UNAVAILABLE"
 """The status code of attempts whose connection was lost."""
 
 LOST_TOGETHER_NS: Final = 1_000_000_000
-"""In which time attempts end that have lost the same connection: some processes have thousands."""
+"""The time in which the attempts end that ran on a connection; a process may have thousands."""
+
+FORGOTTEN_NS: Final = 60_000_000_000
+"""After this time without a loss, the next one is another one, although no attempt has succeeded:
+streams that go on for hours do so in the end only."""
 
 
 class CountWindow:
@@ -122,29 +126,35 @@ class TimeWindow:
 
 
 class LostTogether:
-    """Finds attempts that have failed because their connection was lost, with others.
+    """Finds the attempts that have failed together, because they ran on a connection that was lost.
 
-    All that run on a server when it is lost fail together, and say no more than one of them: the
-    next attempts may be sent to another server, or to the same one after its restart. Otherwise one
-    server of many would open the breaker of all.
+    They say no more than one of them: the next attempts may be sent to another server, or to the
+    same one after its restart. Otherwise one server of many would open the breaker of all.
     """
 
-    __slots__ = ("_first_ns", "_last_ns")
+    __slots__ = ("_first_ns", "_last_ns", "has_worked")
 
     def __init__(self) -> None:
-        self._first_ns = self._last_ns = -LOST_TOGETHER_NS
+        self._first_ns = self._last_ns = -FORGOTTEN_NS
+        self.has_worked = True
+        """Whether an attempt has succeeded that began after the first one was lost."""
 
-    def has(self, code: str, began_ns: int, now_ns: int) -> bool:
-        """Whether an attempt that ends now was lost with one that ended just before.
+    def note_success(self, began_ns: int) -> None:
+        """Note an attempt that has ended and was not lost."""
+        if began_ns >= self._first_ns:
+            self.has_worked = True
 
-        The first attempt after a time without a loss is not, nor are those that began after it had
-        ended: they show that the server cannot be reached.
+    def note_failure(self, code: str, began_ns: int, now_ns: int) -> bool:
+        """Note an attempt that has failed now.
+
+        Returns:
+            Whether it was lost with one that has failed just before. Those that begin later were
+            not: if they fail too, no server can be reached.
         """
         if code != LOST:
             return False
-        is_first = now_ns - self._last_ns >= LOST_TOGETHER_NS
+        if self.has_worked or now_ns - self._last_ns >= FORGOTTEN_NS:
+            self._first_ns, self.has_worked = now_ns, False
+        was_lost = began_ns < self._first_ns < now_ns < self._first_ns + LOST_TOGETHER_NS
         self._last_ns = now_ns
-        if is_first:
-            self._first_ns = now_ns
-            return False
-        return began_ns < self._first_ns and now_ns - self._first_ns < LOST_TOGETHER_NS
+        return was_lost

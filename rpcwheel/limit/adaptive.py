@@ -22,12 +22,10 @@ While nearly all calls have to wait for a handler to end, three kinds of windows
   server that can do more, and no handler is left running that only slows down the others.
 
 Other windows show how long handlers take, and nothing about the limit, unless handlers use most of
-the interpreter's time. Then they may wait for each other, and calls in gRPC, which needs the
-interpreter to accept them: the limit becomes the product if handlers take twice as long as before,
-and a window with fewer shows every 10 s whether they take less time then.
-
-Handlers that take seconds, such as long polls, show nothing until they end. So the limit is raised
-without a measurement while others wait for them (`raise_unmeasured`, `Limiter.is_stuck`).
+the interpreter's time, or nearly all answers come too late. Then handlers may wait for each other,
+and calls in gRPC, which needs the interpreter to accept them: the limit becomes the product if
+handlers take twice as long as before, and a window with fewer shows every 10 s whether they take
+less time then.
 """
 
 from __future__ import annotations
@@ -41,10 +39,6 @@ INITIAL_LIMIT: Final = 8
 """The limit before the first measurement."""
 
 MAX_LIMIT: Final = 1 << 20
-
-MAX_UNMEASURED: Final = 64
-"""The highest limit without a measurement: no handler ends either if all of them wait for a server
-that does not answer."""
 
 MIN_WINDOW_NS: Final = 200_000_000
 MIN_CALLS: Final = 20
@@ -193,7 +187,7 @@ class AdaptiveLimit:
         took_ns = now_ns - started_ns
         self._count += 1
         self._answered += is_answered
-        self._waited += has_waited or not is_answered
+        self._waited += has_waited
         self._duration_ns += took_ns
         self._squares += float(took_ns) * took_ns
         began_ns, began_cpu_ns, began_work_ns = self._began
@@ -212,7 +206,9 @@ class AdaptiveLimit:
         worked_ns = work_ns - began_work_ns
         running = worked_ns / elapsed_ns
         self.is_busy = BUSY < (cpu_ns - began_cpu_ns) / elapsed_ns < BEYOND_LOCK
-        is_saturated = self._waited >= SATURATED * count and running >= SATURATED * self.limit
+        is_full = running >= SATURATED * self.limit
+        is_saturated = is_full and self._waited >= SATURATED * count
+        is_late = is_full and count - self._answered >= SATURATED * count
         duration_ns = max(1.0, mean_ns + math.sqrt(max(0.0, variance) / count))
         if not is_saturated:
             duration_ns = max(duration_ns, worked_ns / count)
@@ -222,25 +218,12 @@ class AdaptiveLimit:
         if is_saturated:
             self._history_ns = max(HISTORY_NS, HISTORY_WINDOWS * elapsed_ns)
         if is_exact or is_saturated:
-            limit = self._next_limit(window, is_saturated=is_saturated)
+            limit = self._next_limit(window, is_saturated=is_saturated, is_late=is_late)
         else:
             limit = self._limit_after_few_calls()
         limit = max(self.minimum, min(limit, self.maximum))
         if limit != self.limit:
             self.limit, self._old = limit, math.ceil(running)
-
-    def raise_unmeasured(self, running: int, waiting: int, now_ns: int) -> None:
-        """Raise the limit, up to `MAX_UNMEASURED`, because no handler ends.
-
-        Args:
-            running: How many handlers run.
-            waiting: How many calls wait.
-            now_ns: The time now.
-        """
-        if self._trial is Trial.FEWER:  # it can't begin before enough of those that run have ended
-            self._trial, self._measured_ns = Trial.NORMAL, now_ns
-        limit = max(self.limit, running) + min(self.limit, waiting)
-        self.limit = max(self.limit, min(limit, self.maximum, MAX_UNMEASURED))
 
     def _limit_after_few_calls(self) -> int:
         """End the trial after a window that shows nothing: the calls that end first are short."""
@@ -254,7 +237,7 @@ class AdaptiveLimit:
         self._count = self._answered = self._waited = self._duration_ns = 0
         self._squares = 0.0
 
-    def _next_limit(self, window: Window, *, is_saturated: bool) -> int:
+    def _next_limit(self, window: Window, *, is_saturated: bool, is_late: bool) -> int:
         now_ns, trial, self._trial = window.end_ns, self._trial, Trial.NORMAL
         while self._windows and self._windows[0].end_ns < now_ns - self._history_ns:
             self._windows.popleft()
@@ -273,7 +256,7 @@ class AdaptiveLimit:
             if self.limit > 1 and is_shorter and is_saturated:  # else the load may have ended
                 return self._try_fewer(window, before=0)
         elif not is_saturated:
-            return self._unsaturated_limit(window, shortest, is_due=is_due)
+            return self._unsaturated_limit(window, shortest, is_due=is_due, is_late=is_late)
         elif is_due:
             return self._try_fewer(window, before=0)
         limit = self._product()
@@ -285,8 +268,10 @@ class AdaptiveLimit:
             return limit + self._step
         return limit
 
-    def _unsaturated_limit(self, window: Window, shortest: float, *, is_due: bool) -> int:
-        if not self.is_busy:
+    def _unsaturated_limit(
+        self, window: Window, shortest: float, *, is_due: bool, is_late: bool
+    ) -> int:
+        if not self.is_busy and not is_late:
             self._measured_ns = window.end_ns
         elif window.duration_ns > 2 * shortest:
             return self._product()

@@ -11,7 +11,6 @@ import enum
 import math
 from collections import deque
 from contextvars import ContextVar
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel.durations import NEVER, to_ns
@@ -43,11 +42,8 @@ BUSY_LATE_SHARE: Final = 4
 """The same while handlers compute: the calls that gRPC accepts in one pause (`ACCEPT_EVERY_NS`)
 must not all be too old before the next one."""
 
-STUCK_NS: Final = 150_000_000
-"""An adaptive limit may be too low if calls wait, and no handler ends, for this long."""
-
-MOST_EXPECTED: Final = 2.0
-"""It is not if more handlers than this should have ended in this time, from their durations."""
+QUICK_NS: Final = 150_000_000
+"""A method is quick if its handlers usually take less than this."""
 
 
 class RefusalReason(enum.Enum):
@@ -70,11 +66,13 @@ class LimitedMethod:
     __slots__ = (
         "buckets",
         "counts",
+        "is_quick",
         "is_stream",
         "least_ns",
         "maximum",
         "running",
         "usual_ns",
+        "waiting",
     )
 
     def __init__(
@@ -93,14 +91,18 @@ class LimitedMethod:
         self.counts = counts
         """Where calls are counted that are refused; None if metrics are off."""
         self.running = 0
+        self.waiting = 0
+        self.is_quick = False
+        """Whether its handlers usually take less than `QUICK_NS`; false if none has ended."""
         self.least_ns = 0
         """About the shortest of the last durations."""
         self.usual_ns = 0
-        """The moving average of the durations."""
+        """The moving average of the durations; 0 if no handler has ended."""
 
     def took(self, duration_ns: int) -> None:
         """Note the duration of a handler."""
         self.usual_ns += (duration_ns - self.usual_ns) >> 4 if self.usual_ns else duration_ns
+        self.is_quick = self.usual_ns < QUICK_NS
         if duration_ns < self.least_ns or not self.least_ns:
             self.least_ns = duration_ns
         else:
@@ -116,6 +118,7 @@ class LimitedCall:
         "deadline_ns",
         "future",
         "has_waited",
+        "is_beside",
         "is_gone",
         "limit",
         "method",
@@ -137,6 +140,8 @@ class LimitedCall:
         self.deadline_ns = NEVER
         self.has_waited = False
         """Whether it was not started when it arrived."""
+        self.is_beside = False
+        """Whether it was started beside those that the adaptive limit permits."""
         self.is_gone = False
         """Whether it ended before its handler ran: by its client, or by its deadline."""
         self.start: Any = None
@@ -163,20 +168,19 @@ class Limiter:
 
     __slots__ = (
         "_adaptive",
-        "_asked_ns",
-        "_ended_ns",
         "_is_late",
         "_max_streams",
         "_max_wait_ns",
-        "_raised_ns",
+        "_quick",
         "_refuse",
         "_usual_ns",
         "_waiting",
+        "_waiting_quick",
         "_waiting_streams",
         "_work_at_ns",
         "_work_ns",
+        "beside",
         "limit",
-        "methods",
         "refused",
         "running",
         "streams",
@@ -216,22 +220,20 @@ class Limiter:
             criticality: deque() for criticality in sorted(Criticality, reverse=True)
         }
         self._waiting_streams = 0
+        self._waiting_quick = 0
         self._is_late = False
         """Whether a call was refused because it had waited for too long, since none waited."""
-        self._ended_ns = 0
-        """When the last handler ended, without streams."""
-        self._asked_ns = 0
-        """When `is_stuck` was last asked."""
-        self._raised_ns = 0
-        """When an adaptive limit was last raised because calls were stuck."""
-        self.methods: list[LimitedMethod] = []
-        """Those whose handlers may run."""
         self.threads = math.inf
         """How many calls can run at the same time at all."""
         self._work_ns = self._work_at_ns = 0
         """The sum of the times for which handlers have run, without streams, up to a time."""
         self.running = 0
-        """How many handlers run, without streams."""
+        """How many handlers run, without streams and those beside."""
+        self._quick = 0
+        """How many handlers of quick methods run."""
+        self.beside = 0
+        """How many handlers run beside those that an adaptive limit permits: quick ones do not wait
+        for others that take long, such as long polls."""
         self.streams = 0
         self.waiting = 0
         self.refused: dict[tuple[Criticality, RefusalReason], int] = {}
@@ -266,7 +268,7 @@ class Limiter:
             self._count_refused(call, RefusalReason.RATE)
             return False
         # It overtakes only calls that can't run: others were started by `take`.
-        if (method.is_stream or not must_wait) and self._starts(method, now_ns):
+        if (method.is_stream or not must_wait) and self._starts(call, now_ns):
             return True
         if method.is_stream and self.streams >= self._max_streams:
             self._count_refused(call, RefusalReason.STREAMS)
@@ -276,6 +278,8 @@ class Limiter:
         call.has_waited = True
         self.waiting += 1
         self._waiting_streams += method.is_stream
+        self._waiting_quick += method.is_quick
+        method.waiting += 1
         self._waiting[call.criticality].append(call)
         self.refuse_late(now_ns)
         return False
@@ -300,19 +304,27 @@ class Limiter:
         """
         method = call.method
         method.running -= 1
+        self._quick -= method.is_quick
         if method.is_stream:
             self.streams -= 1
             return
-        self._count_work(now_ns)
-        self.running -= 1
-        self._ended_ns = now_ns
+        if call.is_beside:
+            self.beside -= 1
+        else:
+            self._count_work(now_ns)
+            self.running -= 1
         took_ns = now_ns - started_ns
         if call.is_gone or (not is_answered and took_ns < self._usual_ns):
             return  # its handler has not run, or its client did not want to wait
+        was_quick = method.is_quick
         method.took(took_ns)
+        if was_quick != method.is_quick:
+            sign = 1 if method.is_quick else -1
+            self._quick += sign * method.running
+            self._waiting_quick += sign * method.waiting
         self._usual_ns += (took_ns - self._usual_ns) >> 4 if self._usual_ns else took_ns
         adaptive = self._adaptive
-        if adaptive is not None:
+        if adaptive is not None and not call.is_beside:
             adaptive.ended(
                 started_ns,
                 now_ns,
@@ -328,7 +340,8 @@ class Limiter:
         if not self.waiting:
             return None
         self.refuse_late(now_ns)
-        if self.running >= self.limit and not self._waiting_streams:
+        may_run = self.running < self.limit or (self._waiting_quick and self._has_room_beside())
+        if not may_run and not self._waiting_streams:
             return None
         is_late, ahead = self._is_late, 0
         for calls in self._waiting.values():
@@ -340,7 +353,7 @@ class Limiter:
                 if not call.is_gone and call.deadline_ns - call.method.least_ns <= now_ns:
                     self._count_refused(call, RefusalReason.DEADLINE)
                     call.is_gone = True
-                runs = not call.is_gone and self._starts(call.method, now_ns)
+                runs = not call.is_gone and self._starts(call, now_ns)
                 if runs or call.is_gone:
                     del calls[position]
                     self._leaves(call)
@@ -383,56 +396,18 @@ class Limiter:
         """Refuse all waiting calls: the server is being stopped."""
         for calls in self._waiting.values():
             for call in calls:
+                call.method.waiting = 0
                 if not call.is_gone:
                     self._count_refused(call, RefusalReason.CLOSED)
             calls.clear()
-        self.waiting = self._waiting_streams = 0
-
-    def is_stuck(self, now_ns: int) -> bool:
-        """Whether calls wait for handlers that take longer than they do. Asked at `expiry_ns`.
-
-        No handler has ended for `STUCK_NS`, none had to, and the oldest call usually takes less, or
-        its method is new. If it takes longer too, or others should have ended, all of them may wait
-        for a server that is overloaded.
-        """
-        self._asked_ns, oldest = now_ns, self._oldest()
-        if self._adaptive is None or oldest is None or self.running < self.limit:
-            return False
-        idle_ns = now_ns - self._idle_since_ns(oldest)
-        if idle_ns < STUCK_NS or oldest.method.usual_ns >= STUCK_NS:
-            return False
-        expected = sum(
-            method.running * idle_ns / method.usual_ns
-            for method in self.methods
-            if method.usual_ns and not method.is_stream
-        )
-        return expected < MOST_EXPECTED
-
-    def raise_limit(self, now_ns: int) -> None:
-        """Raise the adaptive limit, because `is_stuck`. The caller goes on with `take`."""
-        if self._adaptive is not None:
-            self._raised_ns = now_ns
-            self._adaptive.raise_unmeasured(self.running, self.waiting, now_ns)
-            self.limit = self._adaptive.limit
+        self.waiting = self._waiting_streams = self._waiting_quick = 0
 
     def expiry_ns(self) -> int | None:
-        """Return when to decide again although no call arrives or ends; None for never."""
-        oldest = self._oldest()
-        if oldest is None:
-            return None
-        stuck_ns = self._idle_since_ns(oldest) + STUCK_NS
-        expiry_ns = oldest.arrived_ns + self._max_wait()
-        if self._adaptive is None or stuck_ns <= self._asked_ns:
-            return expiry_ns
-        return min(expiry_ns, stuck_ns)
-
-    def _oldest(self) -> LimitedCall | None:
-        firsts = [calls[0] for calls in self._waiting.values() if calls]
-        return min(firsts, key=attrgetter("arrived_ns"), default=None)
-
-    def _idle_since_ns(self, oldest: LimitedCall) -> int:
-        """Return since when no handler has ended, with this call waiting and the same limit."""
-        return max(oldest.arrived_ns, self._ended_ns, self._raised_ns)
+        """Return when to call `refuse_late` although no call arrives or ends; None for never."""
+        arrived_ns = min(
+            (calls[0].arrived_ns for calls in self._waiting.values() if calls), default=None
+        )
+        return None if arrived_ns is None else arrived_ns + self._max_wait()
 
     def _takes_tokens(self, call: LimitedCall, now_ns: int) -> bool:
         """Take a token of each bucket, or of none; returns whether they were taken."""
@@ -444,20 +419,38 @@ class Limiter:
             bucket.take(now_ns)
         return True
 
-    def _starts(self, method: LimitedMethod, now_ns: int) -> bool:
-        """Count a call of a method as started if it may run; returns whether it may."""
-        if self.running + self.streams >= self.threads or method.running >= method.maximum:
+    def _has_room_beside(self) -> bool:
+        """Whether a quick call may run although as many run as an adaptive limit permits.
+
+        So it is if other handlers take long. While handlers compute, none runs beside others.
+        """
+        adaptive = self._adaptive
+        return adaptive is not None and not adaptive.is_busy and self._quick < self.limit
+
+    def _starts(self, call: LimitedCall, now_ns: int) -> bool:
+        """Count a call as started if it may run; returns whether it may."""
+        method = call.method
+        running = self.running + self.beside + self.streams
+        if running >= self.threads or method.running >= method.maximum:
             return False
         if method.is_stream:
             if self.streams >= self._max_streams:
                 return False
             self.streams += 1
         else:
-            if self.running >= self.limit:
+            call.is_beside = self.running >= self.limit
+            if not call.is_beside:
+                self._count_work(now_ns)
+                self.running += 1
+            elif self._has_room_beside() and (
+                method.is_quick
+                or not (method.usual_ns or method.running)  # the first one finds out
+            ):
+                self.beside += 1
+            else:
                 return False
-            self._count_work(now_ns)
-            self.running += 1
         method.running += 1
+        self._quick += method.is_quick
         return True
 
     def _count_work(self, now_ns: int) -> None:
@@ -473,6 +466,8 @@ class Limiter:
     def _leaves(self, call: LimitedCall) -> None:
         self.waiting -= 1
         self._waiting_streams -= call.method.is_stream
+        self._waiting_quick -= call.method.is_quick
+        call.method.waiting -= 1
 
     def _count_refused(self, call: LimitedCall, reason: RefusalReason) -> None:
         if reason in (RefusalReason.WAITED, RefusalReason.DEADLINE):

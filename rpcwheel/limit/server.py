@@ -36,7 +36,6 @@ from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import checked_timer
 
-from .adaptive import BUSY
 from .limiter import UNLIMITED, LimitedCall, LimitedMethod, Limiter, RefusalReason
 from .policy import ADAPTIVE, LimitPolicy
 from .rate import TokenBucket
@@ -154,8 +153,6 @@ class ServerLimit:
         self.cpu_ns = 0
         """The processor time that handlers have used, if they have threads."""
         self._expires = False
-        self._process_ns = 0, 0
-        """When an expiry was scheduled, and the processor time of the process up to then."""
         self._refused: list[tuple[LimitedCall, RefusalReason]] = []
         self.overload: Overload | None = None
         """None if the server has not refused a call for 5 s."""
@@ -218,7 +215,6 @@ class ServerLimit:
                 if kept is not None and kept.running
             }
         self._methods[name] = method
-        self.limiter.methods = [each for each in self._methods.values() if each is not None]
         return method
 
     def needs_pause(self, now_ns: int, cpu_ns: int) -> bool:
@@ -248,23 +244,14 @@ class ServerLimit:
             starts: Whether calls may be started now.
         """
         limiter, started = self.limiter, []
-        if not self._expires and limiter.is_stuck(now_ns) and not self._computes(now_ns):
-            limiter.raise_limit(now_ns)
         if not starts:
             limiter.refuse_late(now_ns)
         while starts and (call := limiter.take(now_ns)) is not None:
             started.append(call)
         refused, self._refused = self._refused, []
         expires_ns = None if self._expires else limiter.expiry_ns()
-        if expires_ns is not None:
-            self._expires = True
-            self._process_ns = now_ns, time.process_time_ns()
+        self._expires = self._expires or expires_ns is not None
         return Decisions(started, refused, expires_ns)
-
-    def _computes(self, now_ns: int) -> bool:
-        """Whether the process has computed for most of the time since an expiry was scheduled."""
-        then_ns, used_ns = self._process_ns
-        return time.process_time_ns() - used_ns > BUSY * (now_ns - then_ns)
 
     def has_expired(self) -> None:
         """Note that the time `Decisions.expires_ns` has come, or could not be scheduled."""
@@ -300,11 +287,11 @@ class ServerLimit:
         count = sum(reason not in NO_OVERLOAD for _, reason in refused)
         if not count:
             return
-        event = None
+        event, limiter = None, self.limiter
         with self.lock:
             if self.overload is None:
                 self.overload = Overload(now_ns)
-                event = OverloadBegan(self.name, self.limiter.running, self.limiter.waiting)
+                event = OverloadBegan(self.name, limiter.running + limiter.beside, limiter.waiting)
             overload = self.overload
             overload.refused += count
             overload.last_refused_ns = now_ns
@@ -364,7 +351,7 @@ class ServerLimit:
             return LimitStatus(
                 self.name,
                 None if is_ineffective or math.isinf(limiter.limit) else int(limiter.limit),
-                limiter.running,
+                limiter.running + limiter.beside,
                 limiter.streams,
                 limiter.waiting,
                 refused,

@@ -57,7 +57,7 @@ def test_a_breaker_stays_half_open_for_as_long_as_its_calls_may_take():
     assert (breaker.enter(), breaker.enter()) == (2, None)
     assert breaker.give_up(100 * S) is None
     assert breaker.give_up(299 * S) is None
-    assert breaker.give_up(300 * S) is not None
+    assert breaker.give_up(300 * S).after is BreakerState.OPEN
 
 
 def test_calls_that_are_lost_together_do_not_open_a_breaker():
@@ -74,6 +74,28 @@ def test_calls_that_are_lost_together_do_not_open_a_breaker():
         now_ns = began_ns + 900
         transitions.append(breaker.ended(breaker.enter(), "UNAVAILABLE", 900, now_ns))
     assert transitions[-1].after is BreakerState.OPEN
+
+
+def test_servers_that_are_lost_one_after_the_other_do_not_open_a_breaker():
+    breaker = Breaker(BreakerPolicy(), lambda: 0.0)
+    for second in range(1, 20):
+        tokens = [breaker.enter() for _ in range(40)]
+        for number, token in enumerate(tokens):
+            assert breaker.ended(token, "UNAVAILABLE", S // 10, second * S + number) is None
+        for _ in range(10):
+            assert breaker.ended(breaker.enter(), "OK", 0, second * S + S // 2) is None
+
+
+def test_the_second_round_of_calls_opens_a_breaker_if_no_server_can_be_reached():
+    """As of 100 threads whose calls fail after 5 s, because a proxy cannot connect."""
+    breaker = Breaker(BreakerPolicy(), lambda: 0.0)
+    run(breaker, *["OK"] * 50)
+    transitions = [
+        breaker.ended(breaker.generation, "UNAVAILABLE", 5 * S, 5 * second * S + number)
+        for second in (1, 2)
+        for number in range(100)
+    ]
+    assert [each.after for each in transitions if each] == [BreakerState.OPEN]
 
 
 def test_a_breaker_whose_timer_is_lost_is_half_open_in_the_end():

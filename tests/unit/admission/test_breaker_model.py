@@ -21,8 +21,7 @@ class Reference:
 
     def __init__(self, policy, random):
         self.policy, self.random, self.openings = policy, random, 0
-        self.half_open_timeout = (policy.half_open_timeout or 0) * 1000
-        self.losses = []
+        self.losses, self.has_worked = [], True
         self.become("closed")
 
     def become(self, state):
@@ -31,6 +30,7 @@ class Reference:
             self.until = None
         if state == "closed":
             self.openings = 0
+            self.half_open_timeout = (self.policy.half_open_timeout or 0) * 1000
 
     def open(self, now):
         """Open for a time that grows; the outcomes are kept."""
@@ -72,24 +72,31 @@ class Reference:
             self.open(now)
 
     def was_lost_with_another(self, now, duration):
+        """Whether it began before the first loss after which nothing has worked, and ends soon."""
+        recent = self.losses and now - self.losses[-1] < 60_000
+        if not recent or self.has_worked:
+            self.losses, self.has_worked = [], False
         self.losses.append(now)
-        first, last = None, -1000
-        for at in self.losses[:-1]:
-            first, last = at if at - last >= 1000 else first, at
-        return now - last < 1000 and now - duration < first and now - first < 1000
+        first = self.losses[0]
+        return now - duration < first < now < first + 1000
+
+    def adapt_timeout(self, code, duration):
+        if code == OK and 2 * duration > self.half_open_timeout > 0:
+            self.half_open_timeout = min(2 * duration, self.policy.half_open_timeout * 10_000)
 
     def end(self, now, attempt, code, duration):
-        if code == OK and duration > self.half_open_timeout > 0:
-            self.half_open_timeout = 2 * duration
+        self.adapt_timeout(code, duration)
         if attempt not in self.running:
             return  # it began in an earlier state
         self.running.remove(attempt)
         self.since = None
         if self.state == "disabled" or code in {CANCELED, NO_STATUS}:
             return
-        is_lost = code == FAILURE and self.state == "closed"
-        if is_lost and self.was_lost_with_another(now, duration):
-            return
+        if self.state == "closed" and code == FAILURE:
+            if self.was_lost_with_another(now, duration):
+                return
+        elif self.state == "closed" and (not self.losses or now - duration >= self.losses[0]):
+            self.has_worked = True
         limit = self.policy.slow_call
         slow = limit is not None and duration > limit * 1000
         self.outcomes.append((now, code == FAILURE, slow))

@@ -156,6 +156,64 @@ def test_calls_are_taken_past_those_that_wait_for_their_own_method():
     assert server.limiter.waiting == 2
 
 
+def full_of_polls(**policy):
+    """A server with an adaptive limit, whose places are all taken by handlers that take long."""
+    server = Server(max_wait=10.0, **policy)
+    poll = LimitedMethod(is_stream=False, maximum=math.inf)
+    for _ in range(int(server.limiter.limit)):
+        server.running("poll", poll)
+    server.waiting("poll", method=poll)
+    return server
+
+
+def test_as_many_quick_calls_as_the_limit_run_beside_handlers_that_take_long():
+    server = full_of_polls()
+    server.get.took(10 * MS)
+    calls = [server.running("get") for _ in range(int(server.limiter.limit))]
+    server.waiting("later")
+    assert server.end(calls[0], after_ms=10) == ["later"]
+
+
+def test_the_limit_adapts_to_handlers_that_take_long_whatever_runs_beside_them():
+    server = Server(max_wait=60.0)
+    server.get.took(10 * MS)
+    poll = LimitedMethod(is_stream=False, maximum=math.inf)
+    limit = server.limiter.limit
+    running, waiting, limits = [], [], {limit}
+    for _ in range(200):
+        call, runs = server.arrive("poll", poll)
+        (running if runs else waiting).append(call)
+    for _ in range(60):
+        for _ in range(20):
+            server.limiter.ended(server.running("get"), server.now_ms * MS, server.now_ms * MS, 0)
+        server.now_ms += 100
+        server.limiter.ended(running.pop(0), (server.now_ms - 800) * MS, server.now_ms * MS, 0)
+        while (call := server.limiter.take(server.now_ms * MS)) is not None:
+            running.append(call)
+        limits.add(server.limiter.limit)
+    assert len(limits) > 1  # it tries fewer, because polls wait
+
+
+def test_the_first_call_of_a_method_runs_beside_others_to_find_out_whether_it_is_quick():
+    server = full_of_polls()
+    first = server.running("first")
+    server.waiting("second", "third")
+    assert server.end(first, after_ms=10) == ["second", "third"]
+
+
+def test_calls_that_are_not_quick_do_not_run_beside_others():
+    server = full_of_polls()
+    first = server.running("first")
+    server.waiting("second")
+    assert server.end(first, after_ms=150) == []
+
+
+def test_no_call_runs_beside_those_that_a_fixed_limit_permits():
+    server = full_of_polls(max_concurrent=2)
+    server.get.took(10 * MS)
+    server.waiting("get")
+
+
 def test_methods_have_limits_without_one_of_the_server():
     server = Server()
     rare = LimitedMethod(is_stream=False, maximum=1)

@@ -1,17 +1,14 @@
 """The limit of a server, without the server: pauses, and what is an overload."""
 
 import gc
-import time
 import weakref
 from types import SimpleNamespace
 
 import grpc
-import pytest
 
 from fixtures.waiting import wait_until
 from rpcwheel.events import OverloadBegan
-from rpcwheel.limit.adaptive import INITIAL_LIMIT
-from rpcwheel.limit.limiter import STUCK_NS, UNLIMITED, RefusalReason
+from rpcwheel.limit.limiter import UNLIMITED, RefusalReason
 from rpcwheel.limit.policy import LimitPolicy
 from rpcwheel.limit.server import ACCEPT_EVERY_NS, ServerLimit
 from rpcwheel.timer import ManualTimer
@@ -29,28 +26,6 @@ def test_grpc_must_accept_calls_when_handlers_have_computed_without_much_of_a_pa
     assert not limit.needs_pause(BEGAN + 2 * used, used)  # it had half of the time
     assert not limit.needs_pause(BEGAN + 3 * used, 2 * used - 1)  # counted from then
     assert limit.needs_pause(BEGAN + 3 * used, 2 * used)
-
-
-@pytest.mark.parametrize(("computes", "limit"), [(False, INITIAL_LIMIT + 1), (True, INITIAL_LIMIT)])
-def test_the_limit_is_raised_when_no_handler_ends_unless_the_process_computes(computes, limit):
-    policy = LimitPolicy(max_wait=60)
-    server = ServerLimit(policy, lambda _: policy, timer=None)
-    handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
-    details = SimpleNamespace(method="/shop.Orders/Get", invocation_metadata=())
-    began = time.monotonic_ns()
-    for _ in range(INITIAL_LIMIT + 1):
-        server.limiter.arrive(server.call(details, handler), began)
-    expires_ns = server.decide(began).expires_ns
-    assert expires_ns == began + STUCK_NS
-    if computes:
-        used = time.process_time_ns()
-        while time.process_time_ns() - used < STUCK_NS:
-            pass
-    server.has_expired()
-    # On a busy machine the process computes for longer: it must not seem to have paused.
-    decisions = server.decide(expires_ns)
-    assert server.limiter.limit == limit
-    assert len(decisions.started) == limit - INITIAL_LIMIT
 
 
 def test_calls_above_a_rate_are_not_reported_as_an_overload(events):
