@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 OPEN_JITTER: Final = 0.1
 """The share of the time in `OPEN` that is random, so that clients do not probe together."""
 
-
 MAX_HALF_OPEN_FACTOR: Final = 10
 """How many times `half_open_timeout` a breaker is HALF_OPEN at most if its calls take long."""
 
@@ -162,7 +161,7 @@ class Breaker:
         """Leave a state that has lasted for too long. Asked when an attempt is refused.
 
         `HALF_OPEN` becomes `OPEN` if attempts are refused for `half_open_timeout` and none ends. If
-        a success took long since it was last `CLOSED`, for twice that time.
+        a success took long since it became `CLOSED`, for twice that time.
         `OPEN` becomes `HALF_OPEN` if nothing has ended it long after its time was over: the timer
         was stopped, the process is a forked child, or a health check has no result.
         """
@@ -210,6 +209,15 @@ class Breaker:
         if window.failures < self._least_failures and window.slow < self._least_slow:
             return None
         return self._ended_closed(now_ns)
+
+    @property
+    def awaits_success(self) -> bool:
+        """Whether attempts were lost, and none that began later has succeeded."""
+        return not self._lost.has_worked
+
+    def note_success(self, began_ns: int) -> None:
+        """Note an attempt that works, and is recorded when it ends."""
+        self._lost.note_success(began_ns)
 
     def half_open(self, now_ns: int) -> Transition | None:
         """Send attempts again: the time in `OPEN` is over."""
@@ -300,6 +308,7 @@ class Breaker:
         self.window.clear()
         self._open_ns = to_ns(self._policy.open_duration)
         self._adapt_half_open_timeout(0)
+        self._lost.has_worked = True
         return self._become(CLOSED, reason)
 
     def _become(

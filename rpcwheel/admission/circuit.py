@@ -112,6 +112,20 @@ class CircuitBreaker:
         if transition is not None:
             self._changed(transition)
 
+    @property
+    def watches_streams(self) -> bool:
+        """Whether a stream that begins now matters before its end."""
+        breaker = self._breaker
+        return breaker.state is BreakerState.HALF_OPEN or breaker.awaits_success
+
+    def stream_lives(self, token: int, began_ns: int, now_ns: int, *, is_probe: bool) -> None:
+        """Count a stream that has run for some time and goes on, if it is a probe."""
+        if is_probe:
+            self.ended(token, "OK", 0, now_ns)
+        else:
+            with self._lock:
+                self._breaker.note_success(began_ns)
+
     def left_ns(self, now_ns: int) -> int | None:
         """Return the time until the next call may be sent; None if that is not known."""
         at_ns = self._breaker.half_open_at_ns

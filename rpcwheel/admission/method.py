@@ -48,10 +48,7 @@ TIMER_GRACE_NS: Final = 1_000_000_000
 
 STREAM_PROVEN_NS: Final = 1_000_000_000
 """A stream is a success if it has run for this long, for a HALF_OPEN breaker or a throttle that
-knows failures: it may go on for hours. If streams fail later, twice as long as the last one."""
-
-STREAM_FAILED_LATE_NS: Final = 30_000_000_000
-"""A stream that fails after this time was accepted."""
+knows failures: it may go on for hours. For a throttle, longer if streams take longer to fail."""
 
 THROTTLED_NS: Final = 5_000_000_000
 """Throttling has ended if no attempt was throttled for this long."""
@@ -295,7 +292,6 @@ class MethodAdmission:
     __slots__ = (
         "__weakref__",
         "_concurrency",
-        "_failed_after_ns",
         "_is_stream",
         "_limits",
         "_probes",
@@ -362,8 +358,6 @@ class MethodAdmission:
         the breaker was HALF_OPEN when they began."""
         self._proven: dict[int, tuple[Admitted, bool]] = {}
         """Those of them that have counted as successes and not ended."""
-        self._failed_after_ns = 0
-        """How long the last stream has run that has failed."""
         self.now_ns = clock_of(timer)
         self._throttled = 0
         self._throttled_since_ns: int | None = None
@@ -410,10 +404,15 @@ class MethodAdmission:
         if not self._is_stream:
             return
         breaker, throttle = self.breaker, self._throttle
+        is_watched = breaker is not None and breaker.watches_streams
         is_probe = breaker is not None and breaker.state is BreakerState.HALF_OPEN
-        if not is_probe and (throttle is None or not throttle.has_failures):
+        delay_ns = STREAM_PROVEN_NS
+        if throttle is not None and throttle.has_failures:
+            is_watched = True
+            if not is_probe:
+                delay_ns = max(delay_ns, 2 * throttle.failed_after_ns)
+        if not is_watched:
             return
-        delay_ns = max(STREAM_PROVEN_NS, 2 * self._failed_after_ns)
         timeout = self.schedule(weak_callback(self.stream_lives, admitted), delay_ns)
         with self.lock:
             self._probes[id(admitted)] = admitted, is_probe, timeout
@@ -428,8 +427,9 @@ class MethodAdmission:
             self._proven[id(admitted)] = admitted, is_probe
             if self._throttle is not None:
                 self._throttle.ended(self.now_ns(), "OK", admitted.began_ns)
-        if self.breaker is not None and is_probe:
-            self.breaker.ended(admitted.token, "OK", 0, self.now_ns())
+        if self.breaker is not None:
+            began_ns, token = admitted
+            self.breaker.stream_lives(token, began_ns, self.now_ns(), is_probe=is_probe)
 
     def _enter_limits(
         self, now_ns: int, token: int, timeout_s: float | None
@@ -488,7 +488,7 @@ class MethodAdmission:
         now_ns = self.now_ns()
         was_proven = was_probe = False
         if self._is_stream:
-            was_proven, was_probe = self._end_stream(admitted, now_ns - began_ns, code)
+            was_proven, was_probe = self._end_stream(admitted)
         if self.breaker is not None and not was_probe:
             self.breaker.ended(token, code, now_ns - began_ns, now_ns, is_stream=self._is_stream)
         if not self._limits:
@@ -503,12 +503,9 @@ class MethodAdmission:
             ready = concurrency.next_waiting()
         self._admit(ready, now_ns)
 
-    def _end_stream(self, admitted: Admitted, duration_ns: int, code: str) -> tuple[bool, bool]:
+    def _end_stream(self, admitted: Admitted) -> tuple[bool, bool]:
         """Return whether a stream that ends has counted for the throttle, and for the breaker."""
         with self.lock:
-            if code not in ("OK", "CANCELLED"):
-                is_late = duration_ns >= STREAM_FAILED_LATE_NS
-                self._failed_after_ns = 0 if is_late else duration_ns
             _, _, timeout = self._probes.pop(id(admitted), (None, False, None))
             proven = self._proven.pop(id(admitted), None)
         if timeout is not None:

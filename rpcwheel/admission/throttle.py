@@ -19,7 +19,7 @@ each attempt that succeeds lets `multiplier` others be sent.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rpcwheel.durations import to_ns
 
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .policy import ThrottlePolicy
+
+
+ACCEPTED_NS: Final = 30_000_000_000
+"""An attempt that has run for this long was accepted, although it fails then."""
 
 
 class Throttle:
@@ -43,6 +47,7 @@ class Throttle:
         "_multiplier",
         "_owed",
         "_window",
+        "failed_after_ns",
         "window_ns",
     )
 
@@ -62,6 +67,8 @@ class Throttle:
         """How long an attempt counts."""
         self._window = TimeWindow(self.window_ns)
         self._lost = LostTogether()
+        self.failed_after_ns = 0
+        """How long the last attempt took that was not accepted."""
 
     @property
     def has_failures(self) -> bool:
@@ -88,6 +95,8 @@ class Throttle:
             return
         is_failure = code in self._failures
         if is_failure:
+            took_ns = now_ns - began_ns
+            self.failed_after_ns = took_ns if took_ns < ACCEPTED_NS else 0
             if self._lost.note_failure(code, began_ns, now_ns):
                 return
         elif not self._lost.has_worked:

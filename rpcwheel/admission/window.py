@@ -21,9 +21,12 @@ LOST: Final = "UNAVAILABLE"
 LOST_TOGETHER_NS: Final = 1_000_000_000
 """The time in which the attempts end that ran on a connection; a process may have thousands."""
 
+QUIET_NS: Final = 500_000_000
+"""Before a connection is lost, no attempt was lost for this long. If some fail all the time, each
+counts."""
+
 FORGOTTEN_NS: Final = 60_000_000_000
-"""After this time without a loss, the next one is another one, although no attempt has succeeded:
-streams that go on for hours do so in the end only."""
+"""After this time without a loss, it does not matter whether an attempt has succeeded."""
 
 
 class CountWindow:
@@ -153,8 +156,8 @@ class LostTogether:
         """
         if code != LOST:
             return False
-        if self.has_worked or now_ns - self._last_ns >= FORGOTTEN_NS:
+        quiet_ns, self._last_ns = now_ns - self._last_ns, now_ns
+        if quiet_ns >= (QUIET_NS if self.has_worked else FORGOTTEN_NS):
             self._first_ns, self.has_worked = now_ns, False
-        was_lost = began_ns < self._first_ns < now_ns < self._first_ns + LOST_TOGETHER_NS
-        self._last_ns = now_ns
-        return was_lost
+            return False
+        return began_ns < self._first_ns and now_ns < self._first_ns + LOST_TOGETHER_NS

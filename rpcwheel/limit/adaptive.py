@@ -22,10 +22,9 @@ While nearly all calls have to wait for a handler to end, three kinds of windows
   server that can do more, and no handler is left running that only slows down the others.
 
 Other windows show how long handlers take, and nothing about the limit, unless handlers use most of
-the interpreter's time, or nearly all answers come too late. Then handlers may wait for each other,
-and calls in gRPC, which needs the interpreter to accept them: the limit becomes the product if
-handlers take twice as long as before, and a window with fewer shows every 10 s whether they take
-less time then.
+the interpreter's time. Then they may wait for each other, and calls in gRPC, which needs the
+interpreter to accept them: the limit becomes the product if handlers take twice as long as before,
+and a window with fewer shows every 10 s whether they take less time then.
 """
 
 from __future__ import annotations
@@ -206,9 +205,7 @@ class AdaptiveLimit:
         worked_ns = work_ns - began_work_ns
         running = worked_ns / elapsed_ns
         self.is_busy = BUSY < (cpu_ns - began_cpu_ns) / elapsed_ns < BEYOND_LOCK
-        is_full = running >= SATURATED * self.limit
-        is_saturated = is_full and self._waited >= SATURATED * count
-        is_late = is_full and count - self._answered >= SATURATED * count
+        is_saturated = self._waited >= SATURATED * count and running >= SATURATED * self.limit
         duration_ns = max(1.0, mean_ns + math.sqrt(max(0.0, variance) / count))
         if not is_saturated:
             duration_ns = max(duration_ns, worked_ns / count)
@@ -218,7 +215,7 @@ class AdaptiveLimit:
         if is_saturated:
             self._history_ns = max(HISTORY_NS, HISTORY_WINDOWS * elapsed_ns)
         if is_exact or is_saturated:
-            limit = self._next_limit(window, is_saturated=is_saturated, is_late=is_late)
+            limit = self._next_limit(window, is_saturated=is_saturated)
         else:
             limit = self._limit_after_few_calls()
         limit = max(self.minimum, min(limit, self.maximum))
@@ -237,7 +234,7 @@ class AdaptiveLimit:
         self._count = self._answered = self._waited = self._duration_ns = 0
         self._squares = 0.0
 
-    def _next_limit(self, window: Window, *, is_saturated: bool, is_late: bool) -> int:
+    def _next_limit(self, window: Window, *, is_saturated: bool) -> int:
         now_ns, trial, self._trial = window.end_ns, self._trial, Trial.NORMAL
         while self._windows and self._windows[0].end_ns < now_ns - self._history_ns:
             self._windows.popleft()
@@ -256,7 +253,7 @@ class AdaptiveLimit:
             if self.limit > 1 and is_shorter and is_saturated:  # else the load may have ended
                 return self._try_fewer(window, before=0)
         elif not is_saturated:
-            return self._unsaturated_limit(window, shortest, is_due=is_due, is_late=is_late)
+            return self._unsaturated_limit(window, shortest, is_due=is_due)
         elif is_due:
             return self._try_fewer(window, before=0)
         limit = self._product()
@@ -268,10 +265,8 @@ class AdaptiveLimit:
             return limit + self._step
         return limit
 
-    def _unsaturated_limit(
-        self, window: Window, shortest: float, *, is_due: bool, is_late: bool
-    ) -> int:
-        if not self.is_busy and not is_late:
+    def _unsaturated_limit(self, window: Window, shortest: float, *, is_due: bool) -> int:
+        if not self.is_busy:
             self._measured_ns = window.end_ns
         elif window.duration_ns > 2 * shortest:
             return self._product()
@@ -301,7 +296,7 @@ class AdaptiveLimit:
 
     def _try_fewer(self, window: Window, *, before: int) -> int:
         self._trial, self._before = Trial.FEWER, before
-        running = math.ceil(window.running - SURPLUS)
+        running = math.ceil(window.throughput * window.duration_ns - SURPLUS)
         return min(self.limit, running) // 2  # fewer run than may, if few calls wait
 
     def _is_slower(self, window: Window, highest: float) -> bool:

@@ -43,7 +43,10 @@ BUSY_LATE_SHARE: Final = 4
 must not all be too old before the next one."""
 
 QUICK_NS: Final = 150_000_000
-"""A method is quick if its handlers usually take less than this."""
+"""A method is quick if its handlers take less than this in the mean of the last ones."""
+
+MAX_TOOK_NS: Final = 4 * QUICK_NS
+"""A longer duration counts as this: a method that was slow once is soon quick again."""
 
 
 class RefusalReason(enum.Enum):
@@ -67,6 +70,7 @@ class LimitedMethod:
         "buckets",
         "counts",
         "is_quick",
+        "is_slow",
         "is_stream",
         "least_ns",
         "maximum",
@@ -93,16 +97,20 @@ class LimitedMethod:
         self.running = 0
         self.waiting = 0
         self.is_quick = False
-        """Whether its handlers usually take less than `QUICK_NS`; false if none has ended."""
+        """Whether its handlers take less than `QUICK_NS`, as far as is known."""
+        self.is_slow = is_stream
+        """Whether they take longer, or it is a stream. If no handler has ended, neither is true."""
         self.least_ns = 0
         """About the shortest of the last durations."""
         self.usual_ns = 0
-        """The moving average of the durations; 0 if no handler has ended."""
+        """The moving average of the durations, each up to `MAX_TOOK_NS`."""
 
     def took(self, duration_ns: int) -> None:
         """Note the duration of a handler."""
-        self.usual_ns += (duration_ns - self.usual_ns) >> 4 if self.usual_ns else duration_ns
+        took_ns = min(duration_ns, MAX_TOOK_NS)
+        self.usual_ns += (took_ns - self.usual_ns) >> 4 if self.usual_ns else took_ns
         self.is_quick = self.usual_ns < QUICK_NS
+        self.is_slow = not self.is_quick
         if duration_ns < self.least_ns or not self.least_ns:
             self.least_ns = duration_ns
         else:
@@ -221,6 +229,7 @@ class Limiter:
         }
         self._waiting_streams = 0
         self._waiting_quick = 0
+        """How many calls wait of methods that are not known to be slow."""
         self._is_late = False
         """Whether a call was refused because it had waited for too long, since none waited."""
         self.threads = math.inf
@@ -232,8 +241,8 @@ class Limiter:
         self._quick = 0
         """How many handlers of quick methods run."""
         self.beside = 0
-        """How many handlers run beside those that an adaptive limit permits: quick ones do not wait
-        for others that take long, such as long polls."""
+        """How many handlers run beside those that an adaptive limit permits, so that quick ones do
+        not wait for others that take long, such as long polls."""
         self.streams = 0
         self.waiting = 0
         self.refused: dict[tuple[Criticality, RefusalReason], int] = {}
@@ -278,7 +287,7 @@ class Limiter:
         call.has_waited = True
         self.waiting += 1
         self._waiting_streams += method.is_stream
-        self._waiting_quick += method.is_quick
+        self._waiting_quick += not method.is_slow
         method.waiting += 1
         self._waiting[call.criticality].append(call)
         self.refuse_late(now_ns)
@@ -316,12 +325,10 @@ class Limiter:
         took_ns = now_ns - started_ns
         if call.is_gone or (not is_answered and took_ns < self._usual_ns):
             return  # its handler has not run, or its client did not want to wait
-        was_quick = method.is_quick
+        was_quick, was_slow = method.is_quick, method.is_slow
         method.took(took_ns)
-        if was_quick != method.is_quick:
-            sign = 1 if method.is_quick else -1
-            self._quick += sign * method.running
-            self._waiting_quick += sign * method.waiting
+        self._quick += (method.is_quick - was_quick) * method.running
+        self._waiting_quick += (was_slow - method.is_slow) * method.waiting
         self._usual_ns += (took_ns - self._usual_ns) >> 4 if self._usual_ns else took_ns
         adaptive = self._adaptive
         if adaptive is not None and not call.is_beside:
@@ -340,6 +347,8 @@ class Limiter:
         if not self.waiting:
             return None
         self.refuse_late(now_ns)
+        if self.running + self.beside + self.streams >= self.threads:
+            return None
         may_run = self.running < self.limit or (self._waiting_quick and self._has_room_beside())
         if not may_run and not self._waiting_streams:
             return None
@@ -422,10 +431,9 @@ class Limiter:
     def _has_room_beside(self) -> bool:
         """Whether a quick call may run although as many run as an adaptive limit permits.
 
-        So it is if other handlers take long. While handlers compute, none runs beside others.
+        It may if handlers that take long have places. If all are quick, none runs beside.
         """
-        adaptive = self._adaptive
-        return adaptive is not None and not adaptive.is_busy and self._quick < self.limit
+        return self._adaptive is not None and max(self._quick, self.beside) < self.limit
 
     def _starts(self, call: LimitedCall, now_ns: int) -> bool:
         """Count a call as started if it may run; returns whether it may."""
@@ -443,8 +451,7 @@ class Limiter:
                 self._count_work(now_ns)
                 self.running += 1
             elif self._has_room_beside() and (
-                method.is_quick
-                or not (method.usual_ns or method.running)  # the first one finds out
+                method.is_quick or not (method.is_slow or method.running)  # to find out
             ):
                 self.beside += 1
             else:
@@ -466,7 +473,7 @@ class Limiter:
     def _leaves(self, call: LimitedCall) -> None:
         self.waiting -= 1
         self._waiting_streams -= call.method.is_stream
-        self._waiting_quick -= call.method.is_quick
+        self._waiting_quick -= not call.method.is_slow
         call.method.waiting -= 1
 
     def _count_refused(self, call: LimitedCall, reason: RefusalReason) -> None:

@@ -212,7 +212,7 @@ class ServerLimit:
             self._methods = {
                 each: kept
                 for each, kept in self._methods.items()
-                if kept is not None and kept.running
+                if kept is not None and (kept.running or kept.waiting)
             }
         self._methods[name] = method
         return method

@@ -123,7 +123,7 @@ def test_quick_calls_do_not_wait_for_handlers_that_take_long_if_the_limit_is_ada
     server.held(*(b"hold %d" % number for number in range(limit)))
     for _ in range(3):
         assert server.call(b"other", method=OTHER).result() == b"other"
-    assert server.status.running == limit
+    assert wait_until(lambda: server.status.running == limit)
     server.waiting(b"later")
 
 

@@ -1,5 +1,7 @@
 """What the events and the users of a circuit breaker see of its changes."""
 
+import random
+
 import pytest
 
 from rpcwheel.admission import BreakerPolicy
@@ -84,6 +86,20 @@ def test_servers_that_are_lost_one_after_the_other_do_not_open_a_breaker():
             assert breaker.ended(token, "UNAVAILABLE", S // 10, second * S + number) is None
         for _ in range(10):
             assert breaker.ended(breaker.enter(), "OK", 0, second * S + S // 2) is None
+
+
+@pytest.mark.parametrize("in_flight", [10, 100])
+@pytest.mark.parametrize("share", [0.6, 0.9])
+def test_failures_that_are_mixed_with_successes_count_each(in_flight, share):
+    """As of a proxy that cannot reach some of its servers, or a handler that aborts."""
+    breaker, pattern = Breaker(BreakerPolicy(), lambda: 0.0), random.Random(3)
+    transitions = []
+    for number in range(600):  # one each millisecond
+        now_ns = S + number * S // 1000
+        code = "UNAVAILABLE" if pattern.random() < share else "OK"
+        duration_ns = in_flight * S // 1000
+        transitions.append(breaker.ended(breaker.generation, code, duration_ns, now_ns))
+    assert any(transitions)
 
 
 def test_the_second_round_of_calls_opens_a_breaker_if_no_server_can_be_reached():

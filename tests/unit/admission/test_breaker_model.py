@@ -21,7 +21,7 @@ class Reference:
 
     def __init__(self, policy, random):
         self.policy, self.random, self.openings = policy, random, 0
-        self.losses, self.has_worked = [], True
+        self.losses = []
         self.become("closed")
 
     def become(self, state):
@@ -29,7 +29,7 @@ class Reference:
         if state in {"closed", "forced_open", "disabled"}:
             self.until = None
         if state == "closed":
-            self.openings = 0
+            self.openings, self.has_worked = 0, True
             self.half_open_timeout = (self.policy.half_open_timeout or 0) * 1000
 
     def open(self, now):
@@ -73,12 +73,11 @@ class Reference:
 
     def was_lost_with_another(self, now, duration):
         """Whether it began before the first loss after which nothing has worked, and ends soon."""
-        recent = self.losses and now - self.losses[-1] < 60_000
-        if not recent or self.has_worked:
-            self.losses, self.has_worked = [], False
+        if not self.losses or now - self.losses[-1] >= (500 if self.has_worked else 60_000):
+            self.losses, self.has_worked = [now], False
+            return False
         self.losses.append(now)
-        first = self.losses[0]
-        return now - duration < first < now < first + 1000
+        return now - duration < self.losses[0] and now < self.losses[0] + 1000
 
     def adapt_timeout(self, code, duration):
         if code == OK and 2 * duration > self.half_open_timeout > 0:

@@ -58,6 +58,19 @@ def test_streams_that_go_on_let_others_be_sent(timer):
     assert method.status().rejection == 0.0
 
 
+def test_streams_that_are_lost_with_one_server_after_another_do_not_open_the_breaker(timer):
+    """None of them has ended: they go on until their server is restarted."""
+    method = make(timer, breaker=BreakerPolicy())
+    timer.advance(100.0)
+    for _ in range(5):
+        streams = [method.enter() for _ in range(200)]
+        timer.advance(20.0)
+        for number, stream in enumerate(streams):
+            timer.advance(0.001 if number < 2 else 0.0)
+            method.end(stream, "UNAVAILABLE")
+    assert method.breaker.state is BreakerState.CLOSED
+
+
 def test_a_stream_that_has_counted_for_the_throttle_counts_for_the_breaker_when_it_ends(timer):
     policy = BreakerPolicy(window_calls=10, minimum_calls=10)
     method = make(timer, breaker=policy, throttle=ThrottlePolicy(window=60.0, multiplier=100.0))

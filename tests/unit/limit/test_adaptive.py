@@ -88,20 +88,6 @@ def test_handlers_that_take_long_do_not_keep_others_from_running():
     assert done.refused <= 0.01 * (done.answered + done.refused)
 
 
-def test_the_limit_falls_if_handlers_end_too_late_although_no_call_waits_for_them():
-    """A call that waits is refused at once, because its method takes longer than its timeout."""
-    limit, now_ns, work_ns, limits = AdaptiveLimit(), SECOND_NS, 0, []
-    limit.limit = 32
-    for _ in range(2000):  # one of four slots is free every 10 ms
-        now_ns += SECOND_NS // 100
-        work_ns += limit.limit * SECOND_NS // 100
-        took_ns = max(4, limit.limit) * SECOND_NS // 100
-        is_answered = took_ns < SECOND_NS // 10
-        limit.ended(now_ns - took_ns, now_ns, 0, work_ns, has_waited=False, is_answered=is_answered)
-        limits.append(limit.limit)
-    assert max(limits[1000:]) <= 16  # when more are tried
-
-
 @pytest.mark.parametrize("slow_s", [0.2, 2.0])
 def test_a_second_in_which_handlers_are_slow_is_forgotten_soon(slow_s):
     server = Server(**WAITING)

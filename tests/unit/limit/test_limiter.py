@@ -208,6 +208,25 @@ def test_calls_that_are_not_quick_do_not_run_beside_others():
     assert server.end(first, after_ms=150) == []
 
 
+def test_first_calls_of_methods_run_beside_others_up_to_the_limit():
+    server = full_of_polls()
+    methods = [LimitedMethod(is_stream=False, maximum=math.inf) for _ in range(20)]
+    runs = [server.arrive("first", method)[1] for method in methods]
+    assert sum(runs) == server.limiter.limit
+
+
+def test_calls_that_run_beside_others_need_threads():
+    server = Server(max_wait=10.0)
+    server.limiter.set_threads(10)
+    poll = LimitedMethod(is_stream=False, maximum=math.inf)
+    for _ in range(int(server.limiter.limit)):
+        server.running("poll", poll)
+    server.get.took(10 * MS)
+    calls = [server.running("get") for _ in range(2)]
+    server.waiting("later")
+    assert server.end(calls[0], after_ms=10) == ["later"]
+
+
 def test_no_call_runs_beside_those_that_a_fixed_limit_permits():
     server = full_of_polls(max_concurrent=2)
     server.get.took(10 * MS)
@@ -587,3 +606,57 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
+
+
+class Beside(RuleBasedStateMachine):
+    """An adaptive limit, with methods whose handlers become quick and slow."""
+
+    def __init__(self):
+        super().__init__()
+        self.now_ms, self.running, self.refused = 1000, [], []
+        self.limiter = Limiter(LimitPolicy(max_wait=0.5), refuse=self._refuse)
+        self.methods = [
+            *(LimitedMethod(is_stream=False, maximum=math.inf) for _ in range(3)),
+            LimitedMethod(is_stream=True, maximum=math.inf),
+        ]
+
+    def _refuse(self, call, reason):
+        assert call not in self.refused
+        self.refused.append(call)
+
+    @rule(number=st.integers(0, 3), count=st.integers(1, 9))
+    def arrive(self, number, count):
+        for _ in range(count):
+            call = LimitedCall(None, self.methods[number], CRITICAL, "")
+            if self.limiter.arrive(call, self.now_ms * MS):
+                self.running.append((call, self.now_ms))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), after_ms=st.sampled_from([0, 10, 149, 150, 400, 2000]))
+    def end(self, data, after_ms):
+        call, began_ms = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        self.now_ms = max(self.now_ms, began_ms + after_ms)
+        self.limiter.ended(call, began_ms * MS, self.now_ms * MS, 0)
+        while (call := self.limiter.take(self.now_ms * MS)) is not None:
+            self.running.append((call, self.now_ms))
+
+    @rule()
+    def refuse_all(self):
+        self.limiter.refuse_all()
+
+    @invariant()
+    def counts_are_right(self):
+        limiter = self.limiter
+        calls = [call for call, _ in self.running if not call.method.is_stream]
+        beside = sum(call.is_beside for call in calls)
+        assert limiter.beside == beside
+        assert limiter.running == len(calls) - beside
+        assert limiter._quick == sum(call.method.is_quick for call in calls)
+        waiting = [call for calls in limiter._waiting.values() for call in calls]
+        assert limiter.waiting == len(waiting)
+        assert limiter._waiting_quick == sum(not call.method.is_slow for call in waiting)
+        for method in self.methods:
+            assert method.waiting == sum(call.method is method for call in waiting)
+
+
+TestBeside = Beside.TestCase
