@@ -47,8 +47,9 @@ TIMER_GRACE_NS: Final = 1_000_000_000
 """How late a timer may be before an attempt that waits goes on without it."""
 
 STREAM_PROVEN_NS: Final = 1_000_000_000
-"""A stream is a success if it has run for this long, for a HALF_OPEN breaker or a throttle that
-knows failures: it may go on for hours. For a throttle, longer if streams take longer to fail."""
+"""A stream works if it has run for this long: it may go on for hours. For a throttle, longer if
+streams take longer to fail. This matters to a breaker that is HALF_OPEN or has lost attempts, and
+to a throttle that knows failures."""
 
 THROTTLED_NS: Final = 5_000_000_000
 """Throttling has ended if no attempt was throttled for this long."""

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from .policy import ThrottlePolicy
 
 
-ACCEPTED_NS: Final = 30_000_000_000
-"""An attempt that has run for this long was accepted, although it fails then."""
+ACCEPTED_NS: Final = 10_000_000_000
+"""An attempt that fails after a longer time has worked before, as a stream whose server is stopped:
+it does not show how long others take to fail."""
 
 
 class Throttle:
@@ -68,7 +69,7 @@ class Throttle:
         self._window = TimeWindow(self.window_ns)
         self._lost = LostTogether()
         self.failed_after_ns = 0
-        """How long the last attempt took that was not accepted."""
+        """How long the last failure took; 0 if it had worked before."""
 
     @property
     def has_failures(self) -> bool:

@@ -21,7 +21,7 @@ LOST: Final = "UNAVAILABLE"
 LOST_TOGETHER_NS: Final = 1_000_000_000
 """The time in which the attempts end that ran on a connection; a process may have thousands."""
 
-QUIET_NS: Final = 500_000_000
+QUIET_NS: Final = 2_000_000_000
 """Before a connection is lost, no attempt was lost for this long. If some fail all the time, each
 counts."""
 
@@ -143,7 +143,7 @@ class LostTogether:
         """Whether an attempt has succeeded that began after the first one was lost."""
 
     def note_success(self, began_ns: int) -> None:
-        """Note an attempt that has ended and was not lost."""
+        """Note an attempt that works."""
         if began_ns >= self._first_ns:
             self.has_worked = True
 

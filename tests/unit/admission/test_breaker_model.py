@@ -73,7 +73,7 @@ class Reference:
 
     def was_lost_with_another(self, now, duration):
         """Whether it began before the first loss after which nothing has worked, and ends soon."""
-        if not self.losses or now - self.losses[-1] >= (500 if self.has_worked else 60_000):
+        if not self.losses or now - self.losses[-1] >= (2000 if self.has_worked else 60_000):
             self.losses, self.has_worked = [now], False
             return False
         self.losses.append(now)

@@ -58,12 +58,14 @@ def test_streams_that_go_on_let_others_be_sent(timer):
     assert method.status().rejection == 0.0
 
 
-def test_streams_that_are_lost_with_one_server_after_another_do_not_open_the_breaker(timer):
+@pytest.mark.parametrize("throttle", [None, ThrottlePolicy()], ids=["breaker", "and throttle"])
+def test_streams_that_are_lost_with_one_server_after_another_are_sent_again(timer, throttle):
     """None of them has ended: they go on until their server is restarted."""
-    method = make(timer, breaker=BreakerPolicy())
+    method = make(timer, breaker=BreakerPolicy(), throttle=throttle)
     timer.advance(100.0)
     for _ in range(5):
         streams = [method.enter() for _ in range(200)]
+        assert all(isinstance(stream, Admitted) for stream in streams)
         timer.advance(20.0)
         for number, stream in enumerate(streams):
             timer.advance(0.001 if number < 2 else 0.0)
