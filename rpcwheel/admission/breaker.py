@@ -13,8 +13,8 @@ The states and their rules are those of resilience4j:
 What differs: the first attempts of `HALF_OPEN` are sent one after the other, and one more at a time
 after each success, because a server that comes back is slow at first. It opens as soon as its
 attempts cannot reach any other result. Only attempts that began in the current state count, so a
-timeout that ends later than the outage does not open a breaker that has closed. Of attempts that
-have lost the same connection, only the first one counts (`LostTogether`).
+timeout that ends later than the outage does not open a breaker that has closed. A lost
+server, whose calls fail at the same time, counts as one failure (`LostTogether`).
 
 The caller holds the lock of the breaker, and runs its timer: `OPEN` has one, for
 `Transition.open_for_ns`, after which the caller calls `half_open`, or `stay_open` if a health check
@@ -87,7 +87,6 @@ class Breaker:
         "_last_failure",
         "_least_failures",
         "_least_slow",
-        "_lost",
         "_open_ns",
         "_policy",
         "_random",
@@ -96,6 +95,7 @@ class Breaker:
         "_successes",
         "generation",
         "half_open_at_ns",
+        "lost",
         "open_for_ns",
         "state",
         "window",
@@ -121,7 +121,8 @@ class Breaker:
         else:
             self.window = TimeWindow(to_ns(policy.window))
         self._closed_window = self.window
-        self._lost = LostTogether()
+        self.lost = LostTogether()
+        """Finds the attempts that were lost with the same server."""
         self._last_failure = ""  # its status
         self._policy = policy
         self._random = random
@@ -161,7 +162,7 @@ class Breaker:
         """Leave a state that has lasted for too long. Asked when an attempt is refused.
 
         `HALF_OPEN` becomes `OPEN` if attempts are refused for `half_open_timeout` and none ends. If
-        a success took long since it became `CLOSED`, for twice that time.
+        an attempt succeeded after a long time, twice that time.
         `OPEN` becomes `HALF_OPEN` if nothing has ended it long after its time was over: the timer
         was stopped, the process is a forked child, or a health check has no result.
         """
@@ -184,7 +185,7 @@ class Breaker:
             code: Its status code. `"CANCELLED"` and `""` are neither a success nor a failure.
             duration_ns: How long it took.
             now_ns: The time now.
-            is_stream: Whether it may last, and is never slow.
+            is_stream: Whether it has a stream of responses, which is never slow.
         """
         if 2 * duration_ns > self._half_open_timeout_ns and code == "OK" and not is_stream:
             self._adapt_half_open_timeout(2 * duration_ns)
@@ -200,24 +201,15 @@ class Breaker:
             return None
         began_ns = now_ns - duration_ns
         if failed:
-            if self._lost.note_failure(code, began_ns, now_ns):
+            if self.lost.note_failure(code, began_ns, now_ns):
                 return None
-        elif not self._lost.has_worked:
-            self._lost.note_success(began_ns)
+        elif not self.lost.has_worked:
+            self.lost.note_success(began_ns)
         window = self.window
         window.record(now_ns, failed, slow)
         if window.failures < self._least_failures and window.slow < self._least_slow:
             return None
         return self._ended_closed(now_ns)
-
-    @property
-    def awaits_success(self) -> bool:
-        """Whether attempts were lost, and none that began later has succeeded."""
-        return not self._lost.has_worked
-
-    def note_success(self, began_ns: int) -> None:
-        """Note an attempt that works, and is recorded when it ends."""
-        self._lost.note_success(began_ns)
 
     def half_open(self, now_ns: int) -> Transition | None:
         """Send attempts again: the time in `OPEN` is over."""
@@ -308,7 +300,7 @@ class Breaker:
         self.window.clear()
         self._open_ns = to_ns(self._policy.open_duration)
         self._adapt_half_open_timeout(0)
-        self._lost.has_worked = True
+        self.lost.has_worked = True
         return self._become(CLOSED, reason)
 
     def _become(

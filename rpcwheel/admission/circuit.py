@@ -116,15 +116,15 @@ class CircuitBreaker:
     def watches_streams(self) -> bool:
         """Whether a stream that begins now matters before its end."""
         breaker = self._breaker
-        return breaker.state is BreakerState.HALF_OPEN or breaker.awaits_success
+        return breaker.state is BreakerState.HALF_OPEN or not breaker.lost.has_worked
 
     def stream_lives(self, token: int, began_ns: int, now_ns: int, *, is_probe: bool) -> None:
-        """Count a stream that has run for some time and goes on, if it is a probe."""
+        """Note a stream that has run for some time and goes on: a success, if it is a probe."""
         if is_probe:
             self.ended(token, "OK", 0, now_ns)
         else:
             with self._lock:
-                self._breaker.note_success(began_ns)
+                self._breaker.lost.note_success(began_ns)
 
     def left_ns(self, now_ns: int) -> int | None:
         """Return the time until the next call may be sent; None if that is not known."""

@@ -47,9 +47,8 @@ TIMER_GRACE_NS: Final = 1_000_000_000
 """How late a timer may be before an attempt that waits goes on without it."""
 
 STREAM_PROVEN_NS: Final = 1_000_000_000
-"""A stream works if it has run for this long: it may go on for hours. For a throttle, longer if
-streams take longer to fail. This matters to a breaker that is HALF_OPEN or has lost attempts, and
-to a throttle that knows failures."""
+"""A stream, which may go on for hours, is a success when it has run for this long; for a throttle,
+later if streams take longer to fail. It is watched if a breaker or a throttle has failures."""
 
 THROTTLED_NS: Final = 5_000_000_000
 """Throttling has ended if no attempt was throttled for this long."""
@@ -295,7 +294,6 @@ class MethodAdmission:
         "_concurrency",
         "_is_stream",
         "_limits",
-        "_probes",
         "_proven",
         "_rate",
         "_throttle",
@@ -303,6 +301,7 @@ class MethodAdmission:
         "_throttled_ns",
         "_throttled_since_ns",
         "_timer",
+        "_watched",
         "breaker",
         "lock",
         "method",
@@ -354,11 +353,10 @@ class MethodAdmission:
         self._concurrency = concurrency
         self._limits = not (throttle is None and rate is None and concurrency is None)
         self._is_stream = is_stream
-        self._probes: dict[int, tuple[Admitted, bool, Timeout | None]] = {}
-        """Streams that are a success when they have run for some time, by their ids; and whether
-        the breaker was HALF_OPEN when they began."""
+        self._watched: dict[int, tuple[Admitted, bool, Timeout | None]] = {}
+        """Streams that will be a success, by their ids, and whether the breaker was HALF_OPEN."""
         self._proven: dict[int, tuple[Admitted, bool]] = {}
-        """Those of them that have counted as successes and not ended."""
+        """The same, when they have counted as successes."""
         self.now_ns = clock_of(timer)
         self._throttled = 0
         self._throttled_since_ns: int | None = None
@@ -416,12 +414,12 @@ class MethodAdmission:
             return
         timeout = self.schedule(weak_callback(self.stream_lives, admitted), delay_ns)
         with self.lock:
-            self._probes[id(admitted)] = admitted, is_probe, timeout
+            self._watched[id(admitted)] = admitted, is_probe, timeout
 
     def stream_lives(self, admitted: Admitted, _: Timeout) -> None:
         """Count a stream as a success, if it has not ended."""
         with self.lock:
-            probe = self._probes.pop(id(admitted), None)
+            probe = self._watched.pop(id(admitted), None)
             if probe is None:
                 return
             is_probe = probe[1]
@@ -507,7 +505,7 @@ class MethodAdmission:
     def _end_stream(self, admitted: Admitted) -> tuple[bool, bool]:
         """Return whether a stream that ends has counted for the throttle, and for the breaker."""
         with self.lock:
-            _, _, timeout = self._probes.pop(id(admitted), (None, False, None))
+            _, _, timeout = self._watched.pop(id(admitted), (None, False, None))
             proven = self._proven.pop(id(admitted), None)
         if timeout is not None:
             timeout.cancel()

@@ -99,8 +99,8 @@ class BreakerPolicy(Policy):
     time and so on. When `half_open_calls` of them have ended, it is CLOSED if their shares are
     below the limits. It is OPEN again if they cannot be, or if the first one fails.
 
-    Attempts that their callers cancel count neither as successes nor as failures. Those that are
-    lost together with their server count as one.
+    Attempts that their callers cancel count neither as successes nor as failures. A lost server,
+    whose attempts fail with UNAVAILABLE at the same time, counts as one failure.
     """
 
     short: ClassVar[str | None] = "failure_rate"

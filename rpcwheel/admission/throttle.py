@@ -10,8 +10,8 @@ each attempt that succeeds lets `multiplier` others be sent.
   one of a second, a call may be alone, and its first failures would refuse its own retries.)
 * An attempt counts when it has ended, a refused one at once. Attempts that run count neither way:
   otherwise a burst of calls that has no answer yet would be throttled.
-* An attempt that its caller has canceled does not count, nor do the others that were lost together
-  with one that does (`LostTogether`).
+* An attempt that its caller has canceled does not count. A lost server counts as one failure
+  (`LostTogether`).
 * Refusals are spread evenly; the book draws random numbers. In simulations with 56 calls/s and the
   default policy, a server that has returned after 30 s got all calls again after at most 3.9 s in
   place of 10.7 s: by chance, no attempt may be sent for several seconds.

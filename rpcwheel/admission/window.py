@@ -1,8 +1,8 @@
 """Sliding windows: how many of the last attempts have failed, and how many were slow. No I/O.
 
 A `CountWindow` has a number of attempts, a `TimeWindow` those of a length of time. Both keep sums,
-so an attempt costs the same whatever the size of the window. `LostTogether` finds failures that
-say less than their number. The caller holds a lock.
+so an attempt costs the same whatever the size of the window. `LostTogether` finds failures
+that have one cause. The caller holds a lock.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ SLOTS: Final = 10
 """Into how many slots a `TimeWindow` divides its length."""
 
 LOST: Final = "UNAVAILABLE"
-"""The status code of attempts whose connection was lost."""
+"""The status of an attempt whose connection broke."""
 
 LOST_TOGETHER_NS: Final = 1_000_000_000
-"""The time in which the attempts end that ran on a connection; a process may have thousands."""
+"""In this time all attempts on a broken connection end; a process may have thousands."""
 
 QUIET_NS: Final = 2_000_000_000
-"""Before a connection is lost, no attempt was lost for this long. If some fail all the time, each
+"""The time without an UNAVAILABLE before a connection breaks. If some calls always fail, each
 counts."""
 
 FORGOTTEN_NS: Final = 60_000_000_000
-"""After this time without a loss, it does not matter whether an attempt has succeeded."""
+"""The same if no attempt has succeeded since."""
 
 
 class CountWindow:
@@ -129,10 +129,10 @@ class TimeWindow:
 
 
 class LostTogether:
-    """Finds the attempts that have failed together, because they ran on a connection that was lost.
+    """Finds the attempts that fail at the same time, because their connection broke.
 
-    They say no more than one of them: the next attempts may be sent to another server, or to the
-    same one after its restart. Otherwise one server of many would open the breaker of all.
+    They count as one failure: further attempts may be sent to another server, or to the same one
+    after its restart. Otherwise one server of many would open the breaker of all.
     """
 
     __slots__ = ("_first_ns", "_last_ns", "has_worked")
@@ -140,7 +140,7 @@ class LostTogether:
     def __init__(self) -> None:
         self._first_ns = self._last_ns = -FORGOTTEN_NS
         self.has_worked = True
-        """Whether an attempt has succeeded that began after the first one was lost."""
+        """Whether an attempt has succeeded that began after the connection broke."""
 
     def note_success(self, began_ns: int) -> None:
         """Note an attempt that works."""
@@ -148,11 +148,11 @@ class LostTogether:
             self.has_worked = True
 
     def note_failure(self, code: str, began_ns: int, now_ns: int) -> bool:
-        """Note an attempt that has failed now.
+        """Note an attempt that fails now.
 
         Returns:
-            Whether it was lost with one that has failed just before. Those that begin later were
-            not: if they fail too, no server can be reached.
+            Whether its connection broke together with that of a failure before. An attempt that
+            began later counts: if it fails too, no server can be reached.
         """
         if code != LOST:
             return False

@@ -43,7 +43,7 @@ BUSY_LATE_SHARE: Final = 4
 must not all be too old before the next one."""
 
 QUICK_NS: Final = 150_000_000
-"""A method is quick if its handlers take less than this in the mean of the last ones."""
+"""A method is quick if the mean of its last durations is less than this."""
 
 MAX_TOOK_NS: Final = 4 * QUICK_NS
 """A longer duration counts as this: a method that was slow once is soon quick again."""
@@ -126,7 +126,7 @@ class LimitedCall:
         "deadline_ns",
         "future",
         "has_waited",
-        "is_beside",
+        "is_extra",
         "is_gone",
         "limit",
         "method",
@@ -148,8 +148,8 @@ class LimitedCall:
         self.deadline_ns = NEVER
         self.has_waited = False
         """Whether it was not started when it arrived."""
-        self.is_beside = False
-        """Whether it was started beside those that the adaptive limit permits."""
+        self.is_extra = False
+        """Whether it runs in addition to the adaptive limit."""
         self.is_gone = False
         """Whether it ended before its handler ran: by its client, or by its deadline."""
         self.start: Any = None
@@ -187,7 +187,7 @@ class Limiter:
         "_waiting_streams",
         "_work_at_ns",
         "_work_ns",
-        "beside",
+        "extra",
         "limit",
         "refused",
         "running",
@@ -229,7 +229,7 @@ class Limiter:
         }
         self._waiting_streams = 0
         self._waiting_quick = 0
-        """How many calls wait of methods that are not known to be slow."""
+        """How many waiting calls may be quick."""
         self._is_late = False
         """Whether a call was refused because it had waited for too long, since none waited."""
         self.threads = math.inf
@@ -237,12 +237,12 @@ class Limiter:
         self._work_ns = self._work_at_ns = 0
         """The sum of the times for which handlers have run, without streams, up to a time."""
         self.running = 0
-        """How many handlers run, without streams and those beside."""
+        """How many handlers run, without streams and `extra`."""
         self._quick = 0
         """How many handlers of quick methods run."""
-        self.beside = 0
-        """How many handlers run beside those that an adaptive limit permits, so that quick ones do
-        not wait for others that take long, such as long polls."""
+        self.extra = 0
+        """How many handlers run in addition to an adaptive limit: quick calls do not wait for slow
+        handlers, such as long polls."""
         self.streams = 0
         self.waiting = 0
         self.refused: dict[tuple[Criticality, RefusalReason], int] = {}
@@ -317,8 +317,8 @@ class Limiter:
         if method.is_stream:
             self.streams -= 1
             return
-        if call.is_beside:
-            self.beside -= 1
+        if call.is_extra:
+            self.extra -= 1
         else:
             self._count_work(now_ns)
             self.running -= 1
@@ -331,7 +331,7 @@ class Limiter:
         self._waiting_quick += (was_slow - method.is_slow) * method.waiting
         self._usual_ns += (took_ns - self._usual_ns) >> 4 if self._usual_ns else took_ns
         adaptive = self._adaptive
-        if adaptive is not None and not call.is_beside:
+        if adaptive is not None and not call.is_extra:
             adaptive.ended(
                 started_ns,
                 now_ns,
@@ -347,9 +347,9 @@ class Limiter:
         if not self.waiting:
             return None
         self.refuse_late(now_ns)
-        if self.running + self.beside + self.streams >= self.threads:
+        if self.running + self.extra + self.streams >= self.threads:
             return None
-        may_run = self.running < self.limit or (self._waiting_quick and self._has_room_beside())
+        may_run = self.running < self.limit or (self._waiting_quick and self._has_extra_room())
         if not may_run and not self._waiting_streams:
             return None
         is_late, ahead = self._is_late, 0
@@ -428,17 +428,17 @@ class Limiter:
             bucket.take(now_ns)
         return True
 
-    def _has_room_beside(self) -> bool:
-        """Whether a quick call may run although as many run as an adaptive limit permits.
+    def _has_extra_room(self) -> bool:
+        """Whether a quick call may run in addition to an adaptive limit.
 
-        It may if handlers that take long have places. If all are quick, none runs beside.
+        At most as many quick handlers run as the limit says, so only slow ones make this room.
         """
-        return self._adaptive is not None and max(self._quick, self.beside) < self.limit
+        return self._adaptive is not None and max(self._quick, self.extra) < self.limit
 
     def _starts(self, call: LimitedCall, now_ns: int) -> bool:
         """Count a call as started if it may run; returns whether it may."""
         method = call.method
-        running = self.running + self.beside + self.streams
+        running = self.running + self.extra + self.streams
         if running >= self.threads or method.running >= method.maximum:
             return False
         if method.is_stream:
@@ -446,14 +446,14 @@ class Limiter:
                 return False
             self.streams += 1
         else:
-            call.is_beside = self.running >= self.limit
-            if not call.is_beside:
+            call.is_extra = self.running >= self.limit
+            if not call.is_extra:
                 self._count_work(now_ns)
                 self.running += 1
-            elif self._has_room_beside() and (
-                method.is_quick or not (method.is_slow or method.running)  # to find out
+            elif self._has_extra_room() and (
+                method.is_quick or not (method.is_slow or method.running)  # the first shows it
             ):
-                self.beside += 1
+                self.extra += 1
             else:
                 return False
         method.running += 1

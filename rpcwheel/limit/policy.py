@@ -73,8 +73,8 @@ class LimitPolicy(Policy):
     it waits too long, if its deadline passes, or if less time is left than its method takes. After
     such a refusal, and until no call waits, the newest is served first, because the oldest are
     nearly late. Of calls that wait, the more critical one (`Criticality`) is served first. A call
-    above the `rate` does not wait. If `max_concurrent` is adaptive, as many quick calls as it says
-    may run beside handlers that take longer than 150 ms.
+    above the `rate` does not wait. If `max_concurrent` is adaptive, up to as many quick calls run
+    in addition to it, so that they do not wait for handlers that take longer than 150 ms.
 
     Health checks, reflection and heartbeats are never limited.
     """

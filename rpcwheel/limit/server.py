@@ -291,7 +291,7 @@ class ServerLimit:
         with self.lock:
             if self.overload is None:
                 self.overload = Overload(now_ns)
-                event = OverloadBegan(self.name, limiter.running + limiter.beside, limiter.waiting)
+                event = OverloadBegan(self.name, limiter.running + limiter.extra, limiter.waiting)
             overload = self.overload
             overload.refused += count
             overload.last_refused_ns = now_ns
@@ -351,7 +351,7 @@ class ServerLimit:
             return LimitStatus(
                 self.name,
                 None if is_ineffective or math.isinf(limiter.limit) else int(limiter.limit),
-                limiter.running + limiter.beside,
+                limiter.running + limiter.extra,
                 limiter.streams,
                 limiter.waiting,
                 refused,

@@ -117,7 +117,7 @@ def test_streams_run_beside_the_handlers_that_the_limit_permits(limited):
     assert [stream.read() for stream in streams] == [b"hold 1", b"hold 2"]
 
 
-def test_quick_calls_do_not_wait_for_handlers_that_take_long_if_the_limit_is_adaptive(limited):
+def test_quick_calls_do_not_wait_for_slow_handlers_if_the_limit_is_adaptive(limited):
     server = limited(limit=LimitPolicy(max_wait=LONG_S), workers=32)
     limit = server.status.limit
     server.held(*(b"hold %d" % number for number in range(limit)))

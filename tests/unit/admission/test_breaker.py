@@ -71,7 +71,7 @@ def test_calls_that_are_lost_together_do_not_open_a_breaker():
         assert breaker.ended(token, "UNAVAILABLE", S // 10, S + number) is None
     assert breaker.window.failures == 1
     transitions = []
-    for number in range(24):  # those that begin after it was lost
+    for number in range(24):  # calls that begin after it was lost
         began_ns = S + number * 1000
         now_ns = began_ns + 900
         transitions.append(breaker.ended(breaker.enter(), "UNAVAILABLE", 900, now_ns))

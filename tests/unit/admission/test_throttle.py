@@ -155,7 +155,7 @@ def test_attempts_that_have_lost_the_same_connection_count_as_one():
     for number in range(100):
         throttle.ended(10 * S + number, FAILURE, 9 * S)
     assert not any(throttle.refuses(10 * S + 500) for _ in range(1000))
-    for number in range(100):  # and those that began after that count
+    for number in range(100):  # attempts that begin later count
         throttle.ended(11 * S + number, FAILURE, 10 * S + number)
     assert throttle.refuses(11 * S + 100)
 

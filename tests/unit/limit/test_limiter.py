@@ -166,7 +166,7 @@ def full_of_polls(**policy):
     return server
 
 
-def test_as_many_quick_calls_as_the_limit_run_beside_handlers_that_take_long():
+def test_as_many_quick_calls_as_the_limit_run_in_addition_to_slow_handlers():
     server = full_of_polls()
     server.get.took(10 * MS)
     calls = [server.running("get") for _ in range(int(server.limiter.limit))]
@@ -174,7 +174,7 @@ def test_as_many_quick_calls_as_the_limit_run_beside_handlers_that_take_long():
     assert server.end(calls[0], after_ms=10) == ["later"]
 
 
-def test_the_limit_adapts_to_handlers_that_take_long_whatever_runs_beside_them():
+def test_the_limit_adapts_to_slow_handlers_whatever_runs_in_addition():
     server = Server(max_wait=60.0)
     server.get.took(10 * MS)
     poll = LimitedMethod(is_stream=False, maximum=math.inf)
@@ -194,28 +194,40 @@ def test_the_limit_adapts_to_handlers_that_take_long_whatever_runs_beside_them()
     assert len(limits) > 1  # it tries fewer, because polls wait
 
 
-def test_the_first_call_of_a_method_runs_beside_others_to_find_out_whether_it_is_quick():
+def test_the_first_call_of_a_method_shows_whether_it_is_quick():
     server = full_of_polls()
     first = server.running("first")
     server.waiting("second", "third")
     assert server.end(first, after_ms=10) == ["second", "third"]
 
 
-def test_calls_that_are_not_quick_do_not_run_beside_others():
+def test_waiting_calls_run_when_their_method_becomes_quick():
+    server = Server(max_wait=10.0)
+    server.get.took(155 * MS)
+    first = server.running("first")
+    poll = LimitedMethod(is_stream=False, maximum=math.inf)
+    for _ in range(int(server.limiter.limit) - 1):
+        server.running("poll", poll)
+    server.waiting("poll", method=poll)
+    server.waiting("later")
+    assert server.end(first, after_ms=10) == ["poll", "later"]
+
+
+def test_calls_that_are_not_quick_wait_for_the_limit():
     server = full_of_polls()
     first = server.running("first")
     server.waiting("second")
     assert server.end(first, after_ms=150) == []
 
 
-def test_first_calls_of_methods_run_beside_others_up_to_the_limit():
+def test_first_calls_of_methods_run_in_addition_up_to_the_limit():
     server = full_of_polls()
     methods = [LimitedMethod(is_stream=False, maximum=math.inf) for _ in range(20)]
     runs = [server.arrive("first", method)[1] for method in methods]
     assert sum(runs) == server.limiter.limit
 
 
-def test_calls_that_run_beside_others_need_threads():
+def test_calls_in_addition_to_the_limit_need_threads():
     server = Server(max_wait=10.0)
     server.limiter.set_threads(10)
     poll = LimitedMethod(is_stream=False, maximum=math.inf)
@@ -227,7 +239,7 @@ def test_calls_that_run_beside_others_need_threads():
     assert server.end(calls[0], after_ms=10) == ["later"]
 
 
-def test_no_call_runs_beside_those_that_a_fixed_limit_permits():
+def test_no_call_runs_in_addition_to_a_fixed_limit():
     server = full_of_polls(max_concurrent=2)
     server.get.took(10 * MS)
     server.waiting("get")
@@ -608,12 +620,12 @@ class Model(RuleBasedStateMachine):
 TestModel = Model.TestCase
 
 
-class Beside(RuleBasedStateMachine):
-    """An adaptive limit, with methods whose handlers become quick and slow."""
+class QuickAndSlow(RuleBasedStateMachine):
+    """An adaptive limit, with methods that become quick and slow."""
 
     def __init__(self):
         super().__init__()
-        self.now_ms, self.running, self.refused = 1000, [], []
+        self.now_ms, self.running, self.waiting = 1000, [], []
         self.limiter = Limiter(LimitPolicy(max_wait=0.5), refuse=self._refuse)
         self.methods = [
             *(LimitedMethod(is_stream=False, maximum=math.inf) for _ in range(3)),
@@ -621,15 +633,28 @@ class Beside(RuleBasedStateMachine):
         ]
 
     def _refuse(self, call, reason):
-        assert call not in self.refused
-        self.refused.append(call)
+        self.waiting.remove(call)
+
+    def _arrive(self, method):
+        call = LimitedCall(None, method, CRITICAL, "")
+        self.waiting.append(call)
+        runs = self.limiter.arrive(call, self.now_ms * MS)
+        if runs:
+            self._started(call)
+        return runs
+
+    def _started(self, call):
+        self.waiting.remove(call)
+        self.running.append((call, self.now_ms))
+
+    def _take(self):
+        while (call := self.limiter.take(self.now_ms * MS)) is not None:
+            self._started(call)
 
     @rule(number=st.integers(0, 3), count=st.integers(1, 9))
     def arrive(self, number, count):
         for _ in range(count):
-            call = LimitedCall(None, self.methods[number], CRITICAL, "")
-            if self.limiter.arrive(call, self.now_ms * MS):
-                self.running.append((call, self.now_ms))
+            self._arrive(self.methods[number])
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), after_ms=st.sampled_from([0, 10, 149, 150, 400, 2000]))
@@ -637,8 +662,7 @@ class Beside(RuleBasedStateMachine):
         call, began_ms = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         self.now_ms = max(self.now_ms, began_ms + after_ms)
         self.limiter.ended(call, began_ms * MS, self.now_ms * MS, 0)
-        while (call := self.limiter.take(self.now_ms * MS)) is not None:
-            self.running.append((call, self.now_ms))
+        self._take()
 
     @rule()
     def refuse_all(self):
@@ -646,17 +670,30 @@ class Beside(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_right(self):
-        limiter = self.limiter
-        calls = [call for call, _ in self.running if not call.method.is_stream]
-        beside = sum(call.is_beside for call in calls)
-        assert limiter.beside == beside
-        assert limiter.running == len(calls) - beside
-        assert limiter._quick == sum(call.method.is_quick for call in calls)
-        waiting = [call for calls in limiter._waiting.values() for call in calls]
-        assert limiter.waiting == len(waiting)
-        assert limiter._waiting_quick == sum(not call.method.is_slow for call in waiting)
-        for method in self.methods:
-            assert method.waiting == sum(call.method is method for call in waiting)
+        limiter, calls = self.limiter, [call for call, _ in self.running]
+        streams = sum(call.method.is_stream for call in calls)
+        assert limiter.running + limiter.extra == len(calls) - streams
+        assert limiter.streams == streams
+        assert limiter.waiting == len(self.waiting)
+
+    def teardown(self):
+        """Whatever has happened, an idle server has room for slow calls and as many quick ones."""
+        self.limiter.refuse_all()
+        for call, began_ms in self.running:
+            call.is_gone = True
+            self.limiter.ended(call, began_ms * MS, self.now_ms * MS, 0)
+        self.running.clear()
+        poll, get = (LimitedMethod(is_stream=False, maximum=math.inf) for _ in range(2))
+        poll.took(1000 * MS)
+        get.took(MS)
+        limit = self.limiter.limit
+        for method in (poll, get):
+            runs = [self._arrive(method) for _ in range(int(limit) + 2)]
+            assert sum(runs) == limit
+        call, began_ms = self.running.pop()
+        self.limiter.ended(call, began_ms * MS, self.now_ms * MS, 0)
+        self._take()
+        assert self.running[-1][0].method is get
 
 
-TestBeside = Beside.TestCase
+TestQuickAndSlow = QuickAndSlow.TestCase
