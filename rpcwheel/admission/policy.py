@@ -72,9 +72,9 @@ class ThrottlePolicy(Policy):
     server that refuses half of the attempts gets all of them. A lower number spares the server
     more, and a server that has returned gets all attempts later."""
 
-    window: Seconds = 1.0
-    """How many seconds an attempt counts. A server that has returned gets all attempts after about
-    three of them."""
+    window: Seconds = 0.7
+    """How many seconds an attempt counts. A server that is down gets one attempt in about two of
+    them, and one that has returned gets all attempts after about four."""
 
     minimum_calls: Annotated[StrictInt, Field(ge=1)] = 3
     """With fewer attempts in the window, refused ones included, none is refused, so that the first

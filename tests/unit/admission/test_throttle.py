@@ -40,7 +40,8 @@ class AnyAttempts(RuleBasedStateMachine):
         recent = [accepted for _, accepted in self.attempts]
         if len(recent) < self.minimum:
             return 0.0
-        share = (len(recent) - self.multiplier * sum(recent)) / (len(recent) + 1)
+        requests = len(recent) if any(recent) else 2 * len(recent)
+        share = (requests - self.multiplier * sum(recent)) / (requests + 1)
         return max(0.0, min(share, self.max_rejection))
 
     def record(self, accepted):
@@ -131,15 +132,22 @@ def test_a_server_that_refuses_less_than_half_gets_all_attempts():
     assert share(client.offer(140, seconds=20, accepted=100)) == 1.0
 
 
-def test_a_server_that_is_down_for_30_seconds_gets_a_twentieth_and_after_5_seconds_all():
+def test_a_server_that_is_down_for_30_seconds_gets_few_attempts_and_after_4_seconds_all():
     outages = []
     for seed in range(8):
         client = Client(seed)
         client.offer(56, seconds=10)
         outages += client.offer(56, seconds=30, accepted=0)
         after = client.offer(56, seconds=10)
-        assert share([each for each in after if each[0] >= 5.0]) == 1.0
-    assert share(outages) <= 0.05
+        assert share([each for each in after if each[0] >= 4.0]) == 1.0
+    assert share(outages) <= 0.04
+
+
+def test_a_server_that_accepts_nothing_gets_one_attempt_in_two_windows():
+    client = Client(seed=1, window=1.0, max_rejection=1.0)
+    client.offer(100, seconds=5, accepted=0)
+    sent = client.offer(100, seconds=100, accepted=0)
+    assert 100 * 100 * share(sent) == pytest.approx(50, rel=0.1)
 
 
 def test_the_first_failures_of_a_call_do_not_throttle_its_own_retries():
