@@ -69,8 +69,17 @@ class OutageOutcome:
 
     @property
     def peak(self) -> float:
-        """The most arrivals in `PEAK_S` after the return, as a multiple of the capacity."""
-        times = sorted(at_s for at_s, _, _ in self.arrivals if at_s >= self.up_s)
+        """The most arrivals in `PEAK_S` after the return, as a multiple of the capacity.
+
+        Without those whose deadline had passed: a process that was stopped reads them when it
+        continues, but does not execute them.
+        """
+        deadline_s = self.case.deadline_s
+        times = sorted(
+            at_s
+            for at_s, sent_s, _ in self.arrivals
+            if at_s >= self.up_s and at_s < sent_s + deadline_s
+        )
         most = first = 0
         for count, at_s in enumerate(times, 1):
             while times[first] <= at_s - PEAK_S:

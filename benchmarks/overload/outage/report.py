@@ -75,7 +75,9 @@ How these clients are measured:
   checks, which breakers make, count in neither.
 * "Answered" are calls that got their response within the deadline, as a share of those due in each
   of the seconds after the return, and in the time later than {settled:g} s after it. "Peak" is the
-  most arrivals in any {peak:g} s after the return, as a multiple of the capacity.
+  most arrivals in any {peak:g} s after the return, as a multiple of the capacity, without those
+  whose deadline had passed: a process that was stopped reads them when it continues, and gRPC drops
+  them. (Of 4,000 such arrivals in six runs, the handlers of 23 were executed.)
 """
 
 
