@@ -200,9 +200,15 @@ class Journal:
         return number
 
     def _write(self) -> None:
+        """Store a batch of calls, and all results. Each `append` submits it once.
+
+        The lock is released after one batch: other requests, such as those that renew leases, must
+        not wait until no more calls come.
+        """
+        if not self._appends and not self._results:  # an earlier one has stored them
+            return
         with self._lock:
-            while self._appends:
-                self._write_batch()
+            self._write_batch()
             self._write_results()
 
     def _write_batch(self) -> None:
@@ -450,10 +456,15 @@ def _can_start_threads() -> bool:
 
 
 class _RequestLock:
-    """A lock that knows whether the present thread has it, also in a signal handler."""
+    """A lock that knows whether the present thread has it, also in a signal handler.
+
+    A thread that releases it and wants it again gets it after one that has waited: that one has the
+    turnstile.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._turnstile = threading.RLock()
         self._since_s: float | None = None
 
     def restart(self) -> None:
@@ -471,6 +482,16 @@ class _RequestLock:
 
     def acquire(self, *, blocking: bool) -> bool:
         """Take it; False if another thread has it and `blocking` is false."""
+        if self.is_owned():
+            return self._take(blocking=blocking)
+        if not self._turnstile.acquire(blocking=blocking):
+            return False
+        try:
+            return self._take(blocking=blocking)
+        finally:
+            self._turnstile.release()
+
+    def _take(self, *, blocking: bool) -> bool:
         if not self._lock.acquire(blocking=blocking):
             return False
         self._since_s = time.monotonic()

@@ -111,6 +111,26 @@ def test_calls_that_come_during_a_transaction_share_the_next_one(journal, monkey
     assert [future.result() for future in (first, *others)] == list(range(1, 1502))
 
 
+def test_a_worker_renews_its_lease_while_calls_are_appended_without_pause(journal, url, script):
+    store(url)
+    taken(journal)
+    appending, ended = threading.Event(), threading.Event()
+
+    def another_one_comes():
+        appending.set()
+        if not ended.is_set():
+            journal.append(new_call(), MANY)
+
+    script["append"] = another_one_comes
+    with ThreadPoolExecutor() as pool:
+        journal.append(new_call(), MANY)
+        assert appending.wait(WAIT_S)
+        try:
+            assert pool.submit(journal.renew, "w").result(WAIT_S)
+        finally:
+            ended.set()
+
+
 @pytest.mark.parametrize("bad", [{"attempts": 1 << 70}, {"delay_s": float("nan")}])
 def test_an_append_with_a_value_that_the_engine_refuses_fails_alone(
     bad, journal, busy, url, events
