@@ -147,7 +147,7 @@ class Pacer:
             self._timeouts.set(delay_ns, self.wake, self.timer_stopped, name)
         except TimerStopped:
             self.timer_stopped()
-        except (TimerError, RuntimeError) as error:  # it is full, or no thread can be started
+        except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
             self._wakes_at_ns = NEVER
             emit(TaskFailed(timer=name, task=callable_name(self.start), error=error))
             return False

@@ -301,7 +301,7 @@ class FailbackQueue:
 
     def _set_first_timeout(self, call: QueuedCall, delay_ns: int) -> None:
         try:
-            self._set_timeout(call, delay_ns)
+            self._set_timeout(call, delay_ns, limited=True)
         except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
             with self.calls.lock:
                 if call.state is QueuedCallState.WAITING:
@@ -329,10 +329,11 @@ class FailbackQueue:
 
     # --- The timer ---
 
-    def _set_timeout(self, call: QueuedCall, delay_ns: int) -> None:
+    def _set_timeout(self, call: QueuedCall, delay_ns: int, *, limited: bool = False) -> None:
         deliveries = call.deliveries
         expired = partial(self.start_attempt, call)
-        timeout = self._timeouts.set(delay_ns, expired, self.on_timer_stopped, call.label)
+        stopped = self.on_timer_stopped
+        timeout = self._timeouts.set(delay_ns, expired, stopped, call.label, limited=limited)
         with self.calls.lock:
             wanted = call.state is QueuedCallState.WAITING and call.deliveries == deliveries
             if wanted:
@@ -383,7 +384,7 @@ class FailbackQueue:
         else:
             try:
                 self._set_timeout(call, delay_ns)
-            except (TimerError, RuntimeError):  # the timer is full or stopped, or has no thread
+            except (TimerError, RuntimeError):  # the timer was stopped, or has no thread
                 with self.calls.lock:
                     if call.state is QueuedCallState.WAITING:
                         self._give_back(call)

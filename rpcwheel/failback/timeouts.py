@@ -45,6 +45,8 @@ class Timeouts:
         expired: Callable[[], object],
         stopped: Callable[[], object],
         label: str,
+        *,
+        limited: bool = False,
     ) -> Timeout:
         """Call a function after a delay.
 
@@ -53,15 +55,20 @@ class Timeouts:
             expired: Called on the timer's thread; must not block.
             stopped: Called in place of it, on any thread, if the timer is stopped before.
             label: What is attempted, for the `repr` of the task.
+            limited: Whether the `max_pending` of the timer applies: to a new call, which can be
+                refused. Calls that were accepted must not be lost if the timer is full.
 
         Raises:
-            TimerError: The timer is full, or was stopped.
+            TimerError: The timer was stopped, or is full and `limited` is set.
             RuntimeError: No thread can be started.
         """
         if self.stopped:  # a timer whose loop is closed would accept the timeout
             raise TimerStopped(TIMER_STOPPED)
         timer = shared_timer() if self.timer is None else self.timer
-        return timer.new_timeout(_Task(expired, stopped, label), to_seconds(delay_ns))
+        submit: Callable[..., Timeout] = timer.new_timeout
+        if not limited:  # a timer of another class may not have `resubmit`
+            submit = getattr(timer, "resubmit", submit)
+        return submit(_Task(expired, stopped, label), to_seconds(delay_ns))
 
 
 class _Task:

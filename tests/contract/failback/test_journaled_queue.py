@@ -21,7 +21,7 @@ from fixtures.shop import Hang, Shop
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import MethodPolicy
 from rpcwheel.call.retry import RETRY_KEY
-from rpcwheel.errors import ConfigurationError, JournalUnavailable, TimerStopped
+from rpcwheel.errors import ConfigurationError, JournalUnavailable, TimerStopped, TooManyTimeouts
 from rpcwheel.events import FailbackLeaseLost, JournalFailed
 from rpcwheel.failback import FailbackInvoker
 from rpcwheel.failback.stored import StoredFunction
@@ -42,6 +42,16 @@ def begin(client, policy, new_queues, timer, manual_time):
         return queues
 
     return begin
+
+
+class Full:
+    """A timer that has reached its `max_pending`."""
+
+    def __init__(self, timer):
+        self.resubmit = timer.new_timeout
+
+    def new_timeout(self, task, delay):
+        raise TooManyTimeouts("it has max_pending timeouts")
 
 
 # --- When calls are attempted ---
@@ -66,6 +76,17 @@ def test_a_call_is_attempted_when_it_is_due_before_the_next_look(shop, begin, pu
     push(begin.channel)
     timer.advance(0.3)
     wait_until(lambda: len(shop.calls) == 2)
+
+
+def test_the_journal_is_asked_for_calls_though_the_timer_is_full(
+    shop, client, new_queues, timer, url
+):
+    client(queues=new_queues(Full(timer)))
+    for number in (1, 2):
+        wait_until_quiet()
+        store(url, target=shop.target)
+        timer.advance(1)
+        wait_until(lambda number=number: len(shop.calls) == number)
 
 
 def test_only_max_age_limits_the_attempts_by_default(shop, client, policy, push, url):

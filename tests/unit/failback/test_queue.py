@@ -291,7 +291,17 @@ def test_calls_that_wait_for_the_pacing_are_lost_with_a_stopped_timer(timer):
     wait_until(lambda: queue.counts(lost=2))
 
 
-def test_while_the_timer_is_full_attempts_follow_each_other():
+def test_a_queued_call_is_attempted_again_though_the_timer_is_full():
+    with WheelTimer(max_pending=1) as timer:
+        queue = RecordingQueue(timer)
+        queue.add()
+        queue.begin_flush(None)
+        timer.new_timeout(print, 60)  # it takes the place of the call
+        queue.failed(queue.started[0], GONE)
+        assert queue.counts(pending=1, gave_up=0)
+
+
+def test_attempts_begin_at_the_rate_though_the_timer_is_full():
     with WheelTimer(max_pending=2) as timer:
         queue = RecordingQueue(timer, rate=0.01)
         queue.add(1)
@@ -299,10 +309,20 @@ def test_while_the_timer_is_full_attempts_follow_each_other():
         queue.start_attempt(next(iter(queue.calls)))
         timer.new_timeout(print, 60)  # that of the first call is free
         queue.begin_flush(None)
-        assert len(queue.started) == 1
         queue.succeeded(queue.started[0])
-        queue.succeeded(queue.started[1])
-        assert queue.counts(redelivered=2, lost=0)
+        assert queue.counts(attempts=1, pending=1)
+
+
+def test_while_the_timer_has_no_thread_attempts_follow_each_other(timer, monkeypatch):
+    queue = RecordingQueue(timer, rate=0.01)
+    queue.add(1)
+    queue.add(2)
+    monkeypatch.setattr(timer, "new_timeout", Mock(side_effect=RuntimeError("no thread")))
+    queue.begin_flush(None)
+    assert len(queue.started) == 1
+    queue.succeeded(queue.started[0])
+    queue.succeeded(queue.started[1])
+    assert queue.counts(redelivered=2, lost=0)
 
 
 def test_a_call_whose_channel_was_closed_is_logged_without_a_traceback(timer, caplog):
