@@ -379,8 +379,10 @@ class JournalWorker:
             place = self._places.get((queue, target))
             if place is not None:
                 place.used_s = max(place.used_s, now_s)
-                continue
-            place = _Place(now_s)
+                if not (target and place.skipped):  # that there is no channel may have changed
+                    continue
+            else:
+                place = _Place(now_s)
             if self._settings.select(queue, target):
                 place.skipped = self._deliver(queue, target, place)
             with self._lock:

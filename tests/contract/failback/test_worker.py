@@ -138,6 +138,21 @@ def test_a_channel_that_cannot_be_made_is_skipped(url, backend, shop):
     assert requests_of(shop) == [b"2"]
 
 
+def test_a_target_that_was_skipped_is_connected_at_a_later_look(url, backend, shop):
+    backend.append([stored_rpc(shop.target)])
+    errors = [ValueError("the certificate is being replaced")] * 2
+
+    def connect(target):
+        if errors:
+            raise errors.pop()
+        return grpc.insecure_channel(target)
+
+    with JournalWorker(url, connect=connect) as worker:
+        wait_empty(backend)
+        assert worker.skipped == {}
+    assert len(shop.calls) == 1
+
+
 def test_a_channel_is_closed_when_its_target_has_no_calls_any_more(url, backend, shop, set_limit):
     set_limit("failback.worker.UNUSED_S", 0.0)
     closed = threading.Semaphore(0)
