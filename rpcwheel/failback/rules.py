@@ -62,8 +62,9 @@ class RetryRules:
     ) -> int | Stop:
         """Decide how long to wait before the next attempt, or that there is none.
 
-        During `close`, the number of attempts of queued calls is not limited, and no wait is longer
-        than half of the time that is left: a server that comes back in time gets its calls.
+        During `close`, the number of attempts of calls in the memory is not limited, and no wait is
+        longer than half of the time that is left: a server that comes back in time gets its calls.
+        A stored call is attempted after `close` by another process, as the policy says.
 
         After an attempt that was not sent, the wait is at least the pushback in its metadata, or
         the time until an open circuit breaker sends calls again.
@@ -82,6 +83,8 @@ class RetryRules:
         is_closing = closes_at_ns is not None
         if call.stored is not None and has_ended_attempt(call, error, is_closing=is_closing):
             return CLOSED_CHANNEL_DELAY_NS
+        if call.stored is not None:
+            closes_at_ns = None
         is_uncounted = call.is_queued and was_not_sent(error)
         least_ns = _least_delay_ns(error)
         attempts, elapsed_ns, idle_ns = call.attempts, now_ns - call.started_ns, call.idle_ns

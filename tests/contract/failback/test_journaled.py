@@ -6,6 +6,7 @@ import threading
 
 import grpc
 import pytest
+from tenacity import wait_chain, wait_fixed
 
 from fixtures.failback_queues import in_world
 from fixtures.grpcio import with_target
@@ -478,6 +479,28 @@ def test_close_waits_for_running_attempts(world, shop, client, policy, push, url
 
     run_threads(close, answer)
     assert ended == [([], left)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "reasons", "state"),
+    [(3, [], CallState.READY), (2, ["no attempts left"], CallState.DEAD)],
+)
+def test_a_call_that_fails_during_close_waits_for_its_backoff_or_is_a_dead_letter(
+    world, shop, client, policy, push, url, limit, reasons, state
+):
+    shop.then("UNAVAILABLE", hang := Hang(code="UNAVAILABLE"))
+    backoff = wait_chain(wait_fixed(0.01), wait_fixed(3600))
+    push(channel := client(policy(backoff=backoff, max_attempts=limit, max_pending=1)))
+    assert hang.begun.wait(WAIT_S)
+    lost = []
+    run_threads(
+        lambda: lost.extend(world.do(client.queues.close, drain_timeout=WAIT_S)),
+        lambda: (wait_until(lambda: is_closed(world, channel, shop)), shop.calls[1].ended.set()),
+    )
+    assert [call.reason for call in lost] == reasons
+    (call,) = stored(url)
+    assert (call.state, call.attempts) == (state, 2)
+    assert call.state is CallState.DEAD or call.due_s > 1800
 
 
 def test_close_gives_running_attempts_back_after_the_drain_timeout(
