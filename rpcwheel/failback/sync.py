@@ -323,7 +323,7 @@ def _enqueue(
 
 
 def _give_up(attempt: Attempt) -> None:
-    EXECUTOR.submit(attempt.queue, partial(_failed, attempt, attempt.call.error))
+    EXECUTOR.submit(_key(attempt), partial(_failed, attempt, attempt.call.error))
 
 
 def _start(attempt: Attempt) -> None:
@@ -332,7 +332,12 @@ def _start(attempt: Attempt) -> None:
 
 def _submit(attempt: Attempt, step: Callable[[], None]) -> None:
     """Run a step of an attempt on a worker thread, in a copy of the caller's context."""
-    EXECUTOR.submit(attempt.queue, partial(attempt.context().run, step))
+    EXECUTOR.submit(_key(attempt), partial(attempt.context().run, step))
+
+
+def _key(attempt: Attempt) -> tuple[FailbackQueue, object]:
+    """The key of its jobs: attempts that hang delay those to the same target only."""
+    return attempt.queue, attempt.call.pacing_key
 
 
 def _make(attempt: Attempt) -> None:

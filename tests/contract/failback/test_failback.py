@@ -75,8 +75,12 @@ def test_each_further_attempt_runs_in_a_copy_of_the_callers_context(
     assert COLOR.get() == "none"
 
 
-def test_attempts_that_hang_do_not_delay_another_queue(world, new_failback, flaky, timer):
-    hanging, other, end, attempts = new_failback(), new_failback(), threading.Event(), []
+@pytest.mark.parametrize("is_shared", [False, True], ids=["another queue", "the same queue"])
+def test_attempts_that_hang_do_not_delay_those_of_another_function(
+    is_shared, world, new_failback, flaky, timer
+):
+    hanging, end, attempts = new_failback(), threading.Event(), []
+    other = hanging if is_shared else new_failback()
 
     def hang():
         attempts.append(1)
@@ -86,9 +90,11 @@ def test_attempts_that_hang_do_not_delay_another_queue(world, new_failback, flak
 
     for _ in range(10):
         world.do(hanging.invoke, in_world(world, hang))
+    timer.advance(5)
+    wait_until(lambda: len(attempts) == 14)
     world.do(other.invoke, flaky(ConnectionError()))
     timer.advance(5)
-    wait_until(lambda: other.pending == 0)
+    wait_until(lambda: other.stats().redelivered == 1)
     assert hanging.pending == 10
     end.set()
     assert world.do(hanging.flush, WAIT_S)
