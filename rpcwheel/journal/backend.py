@@ -62,7 +62,7 @@ __all__ = [
 FIRST_PAGE: Final = 10
 LARGEST_PAGE: Final = 1000
 PAGE_BYTES: Final = 4 << 20
-"""Calls are read in pages of about this size."""
+"""Calls are read in pages, and stored in transactions, of about this size."""
 
 LOST_S: Final = 60.0
 """How long calls of lost answers are looked for: a stopped server executes requests later."""

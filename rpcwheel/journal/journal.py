@@ -36,7 +36,7 @@ from rpcwheel.telemetry import components
 from rpcwheel.timer import ManualTimer
 from rpcwheel.timer.manual import clock_of
 
-from .backend import Depth, Postponed
+from .backend import PAGE_BYTES, Depth, Postponed
 from .counts import Counts
 from .opening import open_journal_backend
 from .outage import Outage
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .backend import JournalBackend, NewCall, Result, Route, StoredCall
 
 MAX_BATCH: Final = 1000
-"""Calls, or results, in one transaction."""
+"""Calls, or results, in one transaction. No call is added to calls of `PAGE_BYTES`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +215,11 @@ class Journal:
         """Store the calls that have waited longest. The caller has the lock."""
         batch: list[tuple[NewCall, Future[int]]] = []
         adding: Counter[str] = Counter()
+        size = 0
         if self._appends:
             call, limit, _ = self._appends[0]
             self.counts.refresh(call.queue, limit)
-        while self._appends and len(batch) < MAX_BATCH:
+        while self._appends and len(batch) < MAX_BATCH and size < PAGE_BYTES:
             call, limit, future = self._appends.popleft()
             if not future.set_running_or_notify_cancel():
                 continue
@@ -227,6 +228,7 @@ class Journal:
             else:
                 adding[call.queue] += 1
                 batch.append((call, future))
+                size += len(call.body)
         self._append_batch(batch)
 
     def _append_batch(self, batch: list[tuple[NewCall, Future[int]]]) -> None:

@@ -111,6 +111,17 @@ def test_calls_that_come_during_a_transaction_share_the_next_one(journal, monkey
     assert [future.result() for future in (first, *others)] == list(range(1, 1502))
 
 
+def test_large_calls_that_come_at_the_same_time_are_stored_in_transactions_of_a_few_megabytes(
+    journal, busy
+):
+    with busy():
+        futures = [journal.append(new_call(body=bytes(3 << 20)), MANY) for _ in range(5)]
+    wait(futures, WAIT_S)
+    assert [future.result() for future in futures] == [1, 2, 3, 4, 5]
+    batches = [request[1] for request in ScriptedJournal.requests if request[0] == "append"]
+    assert [len(calls) for calls in batches] == [2, 2, 1]
+
+
 def test_a_worker_renews_its_lease_while_calls_are_appended_without_pause(journal, url, script):
     store(url)
     taken(journal)
