@@ -368,7 +368,7 @@ class JournalStore(Store):
             waiting_since_ns=now_ns,
             next_attempt_ns=now_ns + to_ns(max(0.0, stored.due_s)),
             reason=reason,
-            stored=stored,
+            stored=replace(stored, body=b""),  # the requests are in the memory once
             worker=self.lease.worker,
             expires_ns=now_ns + to_ns(stored.expires_s),
             is_open=route.is_open,

@@ -6,6 +6,10 @@ import pytest
 
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.failback.queued_call import QueuedCall, SavedCall
+from rpcwheel.failback.routes import CallRoute
+from rpcwheel.failback.stored import StoredRpc
+from rpcwheel.journal.backend import CallState, StoredCall
+from rpcwheel.rpc import Kind
 
 
 @pytest.fixture
@@ -49,3 +53,14 @@ def test_a_target_without_calls_is_forgotten(invoker):
     calls.forget(taken[1:])
     assert dict(calls._by_target) == {"10.0.0.1:443": 1}
     calls.forget(taken)
+
+
+def test_a_call_that_was_taken_has_its_requests_in_the_memory_once(invoker):
+    store, body = invoker._queue.store, StoredRpc(Kind.UNARY_UNARY, (b"order",)).encoded()
+    stored = StoredCall(
+        1, "push", "shop", "/a/B", "k", body, 0.0, 1.0, 60.0, 1, "", None, CallState.TAKEN
+    )
+    make = lambda stored, body: (print, body.requests, {})  # noqa: E731
+    call = store._taken_call(stored, CallRoute("shop", make, Mock(), Mock()))
+    assert call.saved.args == (b"order",)
+    assert call.stored.body == b""
