@@ -74,7 +74,7 @@ class HeldCalls:
 
     def reset(self) -> None:
         """Begin without a call, in a forked child."""
-        for call in self._calls:
+        for call in self:
             call.state, call.timeout = QueuedCallState.DONE, None
         self.lock = threading.RLock()
         self._calls = {}
@@ -86,7 +86,8 @@ class HeldCalls:
         return len(self._calls)
 
     def __iter__(self) -> Iterator[QueuedCall]:
-        return iter(self._calls)
+        """Iterate over the calls of now: a finalizer may add one meanwhile."""
+        return iter(list(self._calls))
 
     @property
     def closed(self) -> bool:
@@ -133,7 +134,7 @@ class HeldCalls:
     def in_state(self, state: QueuedCallState) -> list[QueuedCall]:
         """List the calls in a state."""
         with self.lock:
-            return [call for call in self._calls if call.state is state]
+            return [call for call in self if call.state is state]
 
     def count_of(self, target: str) -> int:
         """Return how many calls of a target were taken from a journal."""
@@ -143,7 +144,7 @@ class HeldCalls:
         """Describe the calls, oldest first, at most `limit` of them."""
         with self.lock:
             now_ns = self._now_ns()
-            return [call.entry(now_ns) for call in islice(self._calls, limit)]
+            return [call.entry(now_ns) for call in islice(self, limit)]
 
     def count(self, counter: str) -> None:
         """Count a call whose first attempt has ended."""

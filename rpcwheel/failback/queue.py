@@ -583,7 +583,7 @@ class FailbackQueue:
             lost = [] if self.durable else left
             waiting = [call for call in lost if call.state is QueuedCallState.WAITING]
             running = [call for call in lost if call.state is QueuedCallState.RUNNING]
-            for call in list(self.calls):
+            for call in self.calls:
                 if call.outcome is None and self.durable:
                     self.calls.remove(call)
                 else:
