@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
-from rpcwheel._concurrency.callbacks import callable_name
+from rpcwheel._concurrency.callbacks import callable_name, run_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel.call.failback_policy import FailbackPolicy
@@ -402,14 +402,16 @@ class JournalWorker:
             channel = channel or self._settings.connect(target)
         except Exception as error:  # noqa: BLE001 - user code, and targets of any program
             return f"there is no channel to it: {error}"
+        invoker: InvokerBase | None = None
         with self._lock:
-            if self._closed:
-                channel.close()
-                return ""
-            self._channels[target] = channel
-            if queue not in self._invokers:
-                self._invokers[queue] = self._new_invoker(queue)
-            invoker = self._invokers[queue]
+            if not self._closed:
+                self._channels[target] = channel
+                if queue not in self._invokers:
+                    self._invokers[queue] = self._new_invoker(queue)
+                invoker = self._invokers[queue]
+        if invoker is None:
+            run_callback(target, channel.close)
+            return ""
         if not isinstance(invoker, FailbackInvoker):
             return "the queue is one of a coroutine function"
         metadata = partial(_metadata_now, self._settings.metadata, self.url)
@@ -440,7 +442,7 @@ class JournalWorker:
             is_used = any(other.route is not None for other in others)
             channel = None if is_used else self._channels.pop(target, None)
         if channel is not None:
-            channel.close()
+            run_callback(target, channel.close, catch=BaseException)
 
     # --- The end, with `once` ---
 
@@ -489,8 +491,8 @@ def _end(
     """Close queues; cancel the attempts that run after the grace, and end the rest. Blocks."""
 
     def cancel() -> None:
-        for channel in channels.values():
-            channel.close()
+        for target, channel in channels.items():
+            run_callback(target, channel.close)
         if loop is not None:
             loop.cancel_tasks()
 

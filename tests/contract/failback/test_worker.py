@@ -173,6 +173,32 @@ def test_a_channel_is_closed_when_its_target_has_no_calls_any_more(url, backend,
     assert requests_of(shop) == [b"1", b"1", b"2", b"2"]
 
 
+@pytest.mark.parametrize("unused_s", [0.0, HOUR_S], ids=["by a look", "by close"])
+def test_a_channel_whose_close_raises_ends_no_look_and_no_close(
+    unused_s, url, backend, shop, set_limit, events
+):
+    set_limit("failback.worker.UNUSED_S", unused_s)
+    error = ValueError("no such channel")
+
+    def connect(target):
+        channel = grpc.insecure_channel(target)
+        close = channel.close
+
+        def close_and_raise():
+            close()
+            raise error
+
+        channel.close = close_and_raise
+        return channel
+
+    with JournalWorker(url, connect=connect) as worker:
+        for _ in range(2):
+            backend.append([stored_rpc(shop.target)])
+            wait_empty(backend)
+    assert worker.wait(0)
+    wait_until(lambda: {event.error for event in events.of(CallbackFailed)} == {error})
+
+
 def test_a_channel_is_kept_while_a_call_runs(url, backend, shop, script, set_limit):
     set_limit("failback.worker.UNUSED_S", 0.0)
     hang, looks = Hang(), threading.Semaphore(0)
