@@ -195,6 +195,8 @@ class JournalWorker:
         """The pacers of gRPC calls: queues share the pacer of a target."""
         self._failed = False
         self._due_by_ns: int | None = None
+        self._fails_since_s = math.inf
+        """Since when the looks have failed."""
         self._name = secrets.token_hex(8)
         self._starting = threading.Lock()
         self._lock = threading.Lock()  # of the following; no user code runs under it
@@ -362,7 +364,8 @@ class JournalWorker:
         has_looked = self._look(self._journal)
         if not self._settings.once:
             return
-        self._failed = self._journal.outage.seconds > ONCE_FAILURE_S
+        failing_s = max(self._journal.outage.seconds, time.monotonic() - self._fails_since_s)
+        self._failed = failing_s > ONCE_FAILURE_S
         if self._failed or (has_looked and self._is_idle()):
             self._stop.set()
             self._done.set()
@@ -372,8 +375,11 @@ class JournalWorker:
         try:
             journal.take(self._name, (), 0.0)  # makes the calls of workers ready that have died
             names = journal.backend.routes()
-        except JournalError:  # reported by the journal
+        except JournalError as error:
+            journal.outage.failed(error, writes=False)
+            self._fails_since_s = min(self._fails_since_s, time.monotonic())
             return False
+        self._fails_since_s = math.inf
         now_s = time.monotonic()
         for queue, target in names:
             place = self._places.get((queue, target))

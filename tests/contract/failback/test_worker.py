@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc
 import pytest
@@ -14,7 +15,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.call.retry import RETRY_KEY
 from rpcwheel.errors import JournalFull, JournalRefused
-from rpcwheel.events import CallbackFailed
+from rpcwheel.events import CallbackFailed, JournalFailed
 from rpcwheel.failback import JournalWorker, with_failback
 from rpcwheel.failback.stored import StoredFunction
 from rpcwheel.journal import CallState, Filter, NewCall
@@ -412,14 +413,20 @@ def test_a_worker_that_is_dropped_warns_and_gives_its_calls_back(url, backend, s
         drop()
 
 
-def test_once_ends_if_the_journal_fails(url, backend, shop, script, set_limit):
+@pytest.mark.parametrize("request_name", ["take", "routes"])
+def test_once_ends_if_the_journal_fails(
+    request_name, url, backend, shop, script, set_limit, events
+):
     set_limit("failback.worker.ONCE_FAILURE_S", 0.2)
     backend.append([stored_rpc(shop.target)])
-    script["take"] = JournalFull("the disk is full")
+    error = JournalFull("the disk is full")
+    fail = partial(script.update, {request_name: error})  # after the check of `start`
+    script["take"] = error if request_name == "take" else fail
     with JournalWorker(url, once=True) as worker:
         assert worker.wait(WAIT_S)
         assert worker.failed
-    del script["take"]
+    wait_until(lambda: error in [event.error for event in events.of(JournalFailed)])
+    script.clear()
     with JournalWorker(url, once=True) as worker:
         assert worker.wait(WAIT_S)
         assert not worker.failed
