@@ -296,7 +296,7 @@ class FailbackQueue:
         if is_held:
             self._set_first_timeout(call, delay_ns)
         emit(FailbackQueued(self.name, call.label, call.error, to_seconds(delay_ns), pending))
-        _drop_frames(call.error)
+        _drop_frames(call.error, with_context=False)
         return "queued"
 
     def _set_first_timeout(self, call: QueuedCall, delay_ns: int) -> None:
@@ -760,9 +760,21 @@ class _Ended:
         """The outcome, which the pacing of the target uses."""
 
 
-def _drop_frames(error: BaseException) -> None:
-    """Free the frames of an error: it may be kept for long, and frames hold whole requests."""
-    error.__traceback__ = None
+def _drop_frames(error: BaseException, *, with_context: bool = True) -> None:
+    """Free the frames of an error: it may be kept for long, and frames hold whole requests.
+
+    Those of its causes are freed too, and `with_context` those of the errors during whose handling
+    it was raised. The caller of a first attempt may handle such an error itself.
+    """
+    errors, seen = [error], set[int]()
+    while errors:
+        each = errors.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = None
+        linked = each.__cause__, each.__context__ if with_context else None
+        errors += [cause for cause in linked if cause is not None]
 
 
 def _report_lost(queue: str, calls: list[QueuedCall], reason: str, now_ns: int) -> list[FailedCall]:

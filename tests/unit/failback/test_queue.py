@@ -409,12 +409,35 @@ def test_without_a_timer_the_shared_one_is_taken_when_the_first_call_is_queued(m
     assert timer.pending == 1
 
 
-def test_a_queued_error_keeps_no_frames(queue):
-    queue.add(error=raised(error := ConnectionError("gone")))
-    assert error.__traceback__ is None
+def test_a_queued_error_keeps_no_frames_of_itself_and_its_causes(queue):
+    def fail(*, cause):
+        try:
+            raise inner
+        except OSError:
+            raise error from cause
+
+    def frames():
+        return [each.__traceback__ for each in (inner, error)]
+
+    inner, error = OSError("reset"), ConnectionError("gone")
+    with pytest.raises(ConnectionError):
+        fail(cause=inner)
+    queue.add(error=error)
+    assert frames() == [None, None]
     queue.begin_flush(None)
-    queue.failed(queue.started[0], raised(error))
-    assert error.__traceback__ is None
+    for cause in (inner, None):  # the context only
+        with pytest.raises(ConnectionError):
+            fail(cause=cause)
+        queue.failed(queue.started[0], error)
+        assert frames() == [None, None]
+        queue.begin_flush(None)
+
+
+def test_an_error_that_the_caller_of_a_first_attempt_handles_keeps_its_frames(queue):
+    error, handled = ConnectionError("gone"), raised(OSError("of the caller"))
+    error.__context__ = handled
+    queue.add(error=error)
+    assert handled.__traceback__ is not None
 
 
 # --- Events, entries and the log ---
