@@ -250,15 +250,19 @@ def _give_up(loop: asyncio.AbstractEventLoop, attempt: Attempt) -> None:
         failed = _failed(attempt, attempt.call.error)
         attempt.task = loop.create_task(failed, context=attempt.context())
 
-    if not call_on_loop(loop, begin):
-        attempt.loop_closed()
+    _begin(loop, attempt, begin)
 
 
 def _start(loop: asyncio.AbstractEventLoop, attempt: Attempt) -> None:
+    _begin(loop, attempt, partial(_start_task, loop, attempt))
+
+
+def _begin(loop: asyncio.AbstractEventLoop, attempt: Attempt, begin: Callable[[], None]) -> None:
+    """Begin an attempt on its loop. If the loop is closed, now or later, the attempt is lost."""
     attempt.queue.on_loops = True
     if attempt.background is not None:
         attempt.background.is_lost = loop.is_closed
-    if not call_on_loop(loop, _start_task, loop, attempt):
+    if not call_on_loop(loop, begin):
         attempt.loop_closed()
 
 

@@ -370,6 +370,7 @@ class FailbackQueue:
 
     def adopt(self, call: QueuedCall, delay_ns: int) -> None:
         """Attempt a call that was taken from a journal when it is due, or give it up now."""
+        background = None if call.give_up is None else BACKGROUND.begin_call()
         with self.calls.lock:
             if self.calls.closed:
                 call.leave()
@@ -377,8 +378,9 @@ class FailbackQueue:
             self.calls.add(call)
             if call.give_up is not None:
                 call.state = QueuedCallState.RUNNING
+                call.attempt = Attempt(self, call, background)
         if call.give_up is not None:
-            call.give_up(Attempt(self, call))
+            call.give_up(call.attempt)
         elif delay_ns <= 0:
             self.start_attempt(call)
         else:
@@ -625,9 +627,8 @@ class Attempt:
         Args:
             queue: The queue of the call.
             call: The call.
-            background: The attempt, for the exit of the process. None, as the following: the call
-                is given up without an attempt.
-            pacer: What has let it begin.
+            background: The attempt, for the exit of the process.
+            pacer: What has let it begin; None: the call is given up without an attempt.
             began_ns: When that was.
         """
         self.queue = queue

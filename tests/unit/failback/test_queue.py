@@ -31,6 +31,7 @@ from rpcwheel.events import (
     FailbackRejected,
 )
 from rpcwheel.failback import FailbackPolicy, FailbackStats
+from rpcwheel.failback.aio import _give_up
 from rpcwheel.failback.queue import Attempt, FailbackQueue
 from rpcwheel.failback.queued_call import QueuedCall, QueuedCallState, SavedCall
 from rpcwheel.timer import ManualTimer, WheelTimer
@@ -504,6 +505,15 @@ def test_a_dead_letter_hook_that_is_interrupted_ends_the_call_and_raises(timer, 
         raise KeyboardInterrupt
     assert type(events[-1]) is DeadLetterFailed
     assert queue.pending == 0
+
+
+def test_a_call_whose_loop_is_closed_before_it_is_given_up_is_lost(queue):
+    loop = asyncio.new_event_loop()
+    saved, give_up = SavedCall.save(push, (), {}), functools.partial(_give_up, loop)
+    queue.adopt(QueuedCall(saved, GONE, 0, queue.start, reason="too old", give_up=give_up), 0)
+    loop.close()
+    queue.begin_flush(None)
+    wait_until(lambda: queue.counts(lost=1, pending=0))
 
 
 # --- flush and close ---
