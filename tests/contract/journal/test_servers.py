@@ -1,17 +1,14 @@
 """Rules of the journals in PostgreSQL and in Redis: a server that fails, and versions."""
 
 import secrets
-import time
 
 import pytest
 
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
-from fixtures.journals import stored_rpc
 from fixtures.waiting import wait_until
 from rpcwheel.errors import JournalOutcomeUnknown, JournalRefused, JournalUnavailable
 from rpcwheel.journal import Filter, open_journal_backend
 from rpcwheel.journal.backend import CallState, Delivered
-from rpcwheel.journal.journal import open_journal
 
 
 class InPostgresql:
@@ -113,24 +110,6 @@ def test_a_frozen_server_is_unavailable(place, journal):
         place.engine.thaw()
     journal.append([new_call(3)])
     assert set(bodies_of(journal.select(Filter()))) >= {1, 3}
-
-
-def test_nobody_waits_for_a_frozen_server_longer_than_the_timeout_of_the_url(place, set_limit):
-    for limit in ("redis.TIMEOUT_S", "postgresql.TIMEOUT_S", "postgresql.SCAN_TIMEOUT_S"):
-        set_limit(f"journal.{limit}", 10.0)  # the usual ones are of this size
-    journal = open_journal(f"{place.url()}&timeout=0.5")
-    journal.append_now(stored_rpc("shop"), 1000)
-    place.engine.freeze()
-    try:
-        begin = time.monotonic()
-        with pytest.raises(JournalOutcomeUnknown, match=r"has not answered for 0\.5 s"):
-            journal.append_now(stored_rpc("shop"), 1000)
-        with pytest.raises(JournalUnavailable, match=r"has not answered for 0\.5 s"):
-            journal.append_now(stored_rpc("shop"), 1000)
-        journal.close()
-        assert time.monotonic() - begin < 8.0  # 1.5 s if the machine is not busy
-    finally:
-        place.engine.thaw()
 
 
 def test_calls_taken_by_a_request_whose_answer_was_lost_are_taken_again(place, journal):
