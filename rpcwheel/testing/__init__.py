@@ -22,20 +22,18 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from .backends import BACKEND_CHECKS, JOURNAL_CHECKS, check_backend, check_journal
     from .backoff import no_waits
     from .flaky import FlakyBackend
-    from .journals import JOURNAL_CHECKS, check_journal
-    from .registries import BACKEND_CHECKS, check_backend
     from .server import FlakyServer, ReceivedCall
     from .waiting import RecordedEvents, aio_wait_until, wait_until
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            ".backends": "BACKEND_CHECKS JOURNAL_CHECKS check_backend check_journal",
             ".backoff": "no_waits",
             ".flaky": "FlakyBackend",
-            ".journals": "JOURNAL_CHECKS check_journal",
-            ".registries": "BACKEND_CHECKS check_backend",
             ".server": "FlakyServer ReceivedCall",
             ".waiting": "RecordedEvents aio_wait_until wait_until",
         },
