@@ -103,6 +103,10 @@ class CircuitBreaker:
             self._changed(transition)
         return entered
 
+    def enter_again(self, token: int, now_ns: int) -> int | None:
+        """Ask again for a call that has waited since `enter`; returns what `enter` does."""
+        return token if token == self._breaker.generation else self.enter(now_ns)
+
     def ended(
         self, token: int, code: str, duration_ns: int, now_ns: int, *, is_stream: bool = False
     ) -> None:

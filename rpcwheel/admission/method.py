@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -193,12 +193,24 @@ class Waiting:
         return True
 
     def admit(self, now_ns: int) -> bool:
-        """End as an attempt that is sent now; False if it has ended."""
-        return self.end(Admitted(now_ns, self._token))
+        """End as an attempt that is sent now; False if it has ended, or the breaker refuses it."""
+        admission, token = self._admission, self._token
+        breaker = admission.breaker
+        if breaker is not None:
+            entered = breaker.enter_again(token, now_ns)
+            if entered is None:
+                self.refuse(*_breaker_refusal(breaker, now_ns))
+                return False
+            token = entered
+        if self.end(Admitted(now_ns, token)):
+            return True
+        if token != self._token:
+            admission.release(token, now_ns)
+        return False
 
-    def refuse(self, reason: Reason | None = None) -> None:
+    def refuse(self, reason: Reason, pushback_ns: int | None = None) -> None:
         """End as an attempt that is not sent."""
-        result = NotSent(self.reason if reason is None else reason)
+        result = NotSent(reason, pushback_ns)
         if self.end(result):
             self._admission.refused(self, self._token, result.reason)
 
@@ -209,9 +221,9 @@ class Waiting:
     def wait_for_permit(self) -> None:
         """Wait until another attempt has ended."""
         if self.limit_ns == 0:
-            self.refuse()
+            self.refuse(self.reason)
         else:
-            self._schedule(lambda _=None: self.refuse(), self.limit_ns, self.reason)
+            self._schedule(lambda _=None: self.refuse(self.reason), self.limit_ns, self.reason)
 
     def check_timer(self) -> None:
         """Do what the timer should have done, if it was stopped or is late."""
@@ -219,7 +231,7 @@ class Waiting:
         if self.has_ended:
             return
         if admission.timer_stopped:
-            self.refuse()
+            self.refuse(self.reason)
         elif admission.now_ns() >= self._due_ns + TIMER_GRACE_NS:
             self._due()
 
@@ -260,7 +272,7 @@ class ConcurrencyGate:
     def __init__(self, policy: ConcurrencyPolicy) -> None:
         self.limit = Concurrency(policy)
         self.max_wait_ns = to_ns(policy.max_wait)
-        self.waiting: deque[Waiting] = deque()
+        self.waiting: OrderedDict[Waiting, None] = OrderedDict()
 
     @property
     def status(self) -> tuple[int, int, int]:
@@ -276,8 +288,8 @@ class ConcurrencyGate:
         ready = []
         while self.waiting and self.limit.take():
             try:
-                ready.append(self.waiting.popleft())
-            except IndexError:  # a finalizer that has run meanwhile has taken it
+                ready.append(self.waiting.popitem(last=False)[0])
+            except KeyError:  # a finalizer that has run meanwhile has taken it
                 self.limit.release(0, 0, "CANCELLED")
         return ready
 
@@ -375,7 +387,8 @@ class MethodAdmission:
         if breaker is not None:
             entered = breaker.enter(now_ns)
             if entered is None:
-                return self._refused_by_breaker(breaker, now_ns)
+                with self.lock:
+                    return self._not_sent(*_breaker_refusal(breaker, now_ns))
             token = entered
         if not self._limits:
             admitted = Admitted(now_ns, token)
@@ -384,7 +397,7 @@ class MethodAdmission:
         with self.lock:
             result = self._enter_limits(now_ns, token, timeout_s)
         if isinstance(result, NotSent):
-            self._release(token, now_ns)
+            self.release(token, now_ns)
             if result.reason is Reason.THROTTLE:
                 self._report_throttled(now_ns)
         elif not isinstance(result, Admitted):
@@ -456,7 +469,7 @@ class MethodAdmission:
                 if rate is not None:
                     rate.bucket.give_back()
                 return self._not_sent(waiting.reason)
-            concurrency.waiting.append(waiting)
+            concurrency.waiting[waiting] = None
         return waiting, delay_ns
 
     def _new_waiting(self, token: int, left_ns: int) -> Waiting:
@@ -470,13 +483,7 @@ class MethodAdmission:
         self.refusals[reason] += 1
         return NotSent(reason, pushback_ns)
 
-    def _refused_by_breaker(self, breaker: CircuitBreaker, now_ns: int) -> NotSent:
-        pushback_ns = breaker.left_ns(now_ns)
-        with self.lock:
-            forced = breaker.state is BreakerState.FORCED_OPEN
-            return self._not_sent(Reason.FORCED if forced else Reason.BREAKER, pushback_ns)
-
-    def _release(self, token: int, now_ns: int) -> None:
+    def release(self, token: int, now_ns: int) -> None:
         """Tell the breaker that an attempt that it has admitted is not sent."""
         if self.breaker is not None:
             self.breaker.ended(token, "CANCELLED", 0, now_ns)
@@ -532,7 +539,7 @@ class MethodAdmission:
         with self.lock:
             admitted = concurrency.take()
             if not admitted and not waiting.has_ended:
-                concurrency.waiting.append(waiting)
+                concurrency.waiting[waiting] = None
         if admitted:
             self._admit([waiting], now_ns)
         else:
@@ -548,11 +555,11 @@ class MethodAdmission:
         """Give back what an attempt has got that does not wait any more."""
         concurrency = self._concurrency
         with self.lock:
-            if concurrency is not None and waiting in concurrency.waiting:
-                concurrency.waiting.remove(waiting)
+            if concurrency is not None:
+                concurrency.waiting.pop(waiting, None)
             if self._rate is not None:
                 self._rate.bucket.give_back()
-        self._release(token, self.now_ns())
+        self.release(token, self.now_ns())
 
     def schedule(self, task: Callable[[Timeout], object], delay_ns: int) -> Timeout | None:
         """Run a task on the timer's thread; None if the timer is stopped or full."""
@@ -625,6 +632,12 @@ class MethodAdmission:
                 waiting,
                 not_sent,
             )
+
+
+def _breaker_refusal(breaker: CircuitBreaker, now_ns: int) -> NotSent:
+    """Return how a circuit breaker refuses an attempt."""
+    forced = breaker.state is BreakerState.FORCED_OPEN
+    return NotSent(Reason.FORCED if forced else Reason.BREAKER, breaker.left_ns(now_ns))
 
 
 @dataclass(frozen=True, slots=True)

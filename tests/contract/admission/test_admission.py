@@ -263,6 +263,24 @@ def test_a_call_that_has_waited_too_long_for_the_concurrency_limit_is_refused(sh
     assert len(shop.calls) == 2
 
 
+@in_every_way
+def test_calls_that_wait_are_not_sent_once_the_breaker_has_opened(shop, client, timer):
+    breaker = BreakerPolicy(minimum_calls=1, health_check=False)
+    concurrency = ConcurrencyPolicy(max_calls=1, max_wait=60.0)
+    channel = client.open(breaker=breaker, concurrency=concurrency, timer=timer, **PLAIN)
+    hang = Hang(code="UNAVAILABLE")
+    shop.then(hang)
+    first = client.begin(channel)
+    assert hang.begun.wait(30)
+    waiting = [client.begin(channel) for _ in range(3)]
+    assert wait_until(lambda: timer.pending == 3)
+    shop.calls[0].ended.set()
+    assert first.error().details().startswith("scripted")
+    not_sent = {call.error().details() for call in waiting}
+    assert not_sent == {"not sent: the circuit breaker is open, because calls have failed"}
+    assert len(shop.calls) == 1
+
+
 @held
 def test_a_call_that_waits_can_be_canceled(shop, client, timer):
     concurrency = ConcurrencyPolicy(max_calls=1, max_wait=5.0)

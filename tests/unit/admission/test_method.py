@@ -194,6 +194,75 @@ def test_an_attempt_is_refused_if_the_timer_is_stopped_while_it_waits(timer):
     assert waiting.take() == NotSent(Reason.CONCURRENCY)
 
 
+ONE_FAILURE = BreakerPolicy(
+    minimum_calls=1, half_open_calls=1, open_duration=5.0, health_check=False
+)
+
+
+def test_attempts_that_wait_are_refused_at_once_when_the_breaker_opens(timer):
+    concurrency = ConcurrencyPolicy(max_calls=2, max_wait=30.0)
+    admission = admission_of(timer, breaker=ONE_FAILURE, concurrency=concurrency)
+    first, second = admission.enter(), admission.enter()
+    waiting = [admission.enter() for _ in range(5)]
+    admission.end(first, "UNAVAILABLE")
+    results = [attempt.take() for attempt in waiting]
+    assert {result.reason for result in results} == {Reason.BREAKER}
+    assert all(4.5e9 <= result.pushback_ns <= 5e9 for result in results)
+    admission.end(second, "UNAVAILABLE")
+    status = admission.status()
+    assert (status.running, status.waiting) == (0, 0)
+    assert [(each.reason, each.calls) for each in status.not_sent] == [("breaker", 5)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"concurrency": ConcurrencyPolicy(max_calls=1)}], ids=str)
+def test_an_attempt_that_waits_for_a_token_is_refused_if_the_breaker_is_open_then(timer, settings):
+    rate = RatePolicy(rate=1.0, max_wait=10.0)
+    admission = admission_of(timer, breaker=ONE_FAILURE, rate=rate, **settings)
+    admission.end(admission.enter(), "OK")
+    waiting = admission.enter()
+    admission.breaker.force_open()
+    timer.advance(1.0)
+    assert waiting.take() == NotSent(Reason.FORCED)
+    assert admission.status().running in (None, 0)
+
+
+def test_an_attempt_that_has_waited_counts_in_the_state_in_which_it_is_sent(timer):
+    concurrency = ConcurrencyPolicy(max_calls=2, max_wait=30.0)
+    admission = admission_of(timer, breaker=ONE_FAILURE, concurrency=concurrency)
+    running = [admission.enter(), admission.enter()]
+    probe, other = admission.enter(), admission.enter()
+    for change in (admission.breaker.force_open, admission.breaker.reset):
+        change()
+    half_open_now(admission, timer)
+    for attempt in running:
+        admission.end(attempt, "OK")
+    assert other.take().reason is Reason.BREAKER  # HALF_OPEN sends one attempt at a time
+    admission.end(probe.take(), "OK")
+    assert admission.breaker.state is BreakerState.CLOSED
+
+
+def half_open_now(admission, timer):
+    """Open the breaker by an attempt of another channel, and let its open duration pass."""
+    breaker = admission.breaker
+    breaker.ended(breaker.enter(0), "UNAVAILABLE", 0, admission.now_ns())
+    timer.advance(5.0)
+    assert breaker.state is BreakerState.HALF_OPEN
+
+
+def test_an_attempt_that_is_canceled_as_its_token_comes_is_no_probe(timer):
+    rate = RatePolicy(rate=1.0, max_wait=10.0)
+    admission = admission_of(timer, breaker=ONE_FAILURE, rate=rate)
+    admission.end(admission.enter(), "OK")
+    canceled = admission.enter()
+    admission.breaker.force_open()
+    admission.breaker.reset()
+    half_open_now(admission, timer)
+    canceled.cancel()
+    admission.token_came(canceled)
+    timer.advance(5.0)
+    assert isinstance(admission.enter(), Admitted)
+
+
 def half_open(timer, *, is_stream, rate=None):
     breaker = BreakerPolicy(
         minimum_calls=1,
