@@ -34,9 +34,9 @@ WAIT_IN_DURATIONS: Final = 4
 """The maximum wait if handlers take long, in usual durations."""
 
 LATE_SHARE: Final = 10
-"""The maximum wait is divided by this once a call was refused because it had waited for too long,
-and until none waits. (That some wait is no overload: at 0.7 of the capacity of one slot, they do so
-for seconds.)"""
+"""The maximum wait is divided by this once a call was refused because it had waited for the server
+for too long, and until none waits for that. (That some wait is no overload: at 0.7 of the capacity
+of one slot, they do so for seconds.)"""
 
 BUSY_LATE_SHARE: Final = 4
 """The same while handlers compute: the calls that gRPC accepts in one pause (`ACCEPT_EVERY_NS`)
@@ -133,6 +133,7 @@ class LimitedCall:
         "nonce",
         "start",
         "token_wait_ns",
+        "waits_for_method",
     )
 
     def __init__(
@@ -148,6 +149,8 @@ class LimitedCall:
         self.deadline_ns = NEVER
         self.has_waited = False
         """Whether it was not started when it arrived."""
+        self.waits_for_method = False
+        """Whether it was not because as many handlers of its method ran as may."""
         self.is_extra = False
         """Whether it runs in addition to the adaptive limit."""
         self.is_gone = False
@@ -231,7 +234,8 @@ class Limiter:
         self._waiting_quick = 0
         """How many waiting calls may be quick."""
         self._is_late = False
-        """Whether a call was refused because it had waited for too long, since none waited."""
+        """Whether a call was refused because it had waited for the server for too long, since none
+        waited for that: those of a method with too many calls say nothing about the others."""
         self.threads = math.inf
         """How many calls can run at the same time at all."""
         self._work_ns = self._work_at_ns = 0
@@ -285,6 +289,7 @@ class Limiter:
         if not self.waiting:
             self._is_late = False
         call.has_waited = True
+        call.waits_for_method = method.running >= method.maximum
         self.waiting += 1
         self._waiting_streams += method.is_stream
         self._waiting_quick += not method.is_slow
@@ -369,6 +374,8 @@ class Limiter:
                 if runs:
                     return call
                 position += -1 if newest_first else not call.is_gone
+        if self.running < self.limit:
+            self._is_late = False
         return None
 
     def refuse_late(self, now_ns: int) -> None:
@@ -477,7 +484,7 @@ class Limiter:
         call.method.waiting -= 1
 
     def _count_refused(self, call: LimitedCall, reason: RefusalReason) -> None:
-        if reason in (RefusalReason.WAITED, RefusalReason.DEADLINE):
+        if reason in (RefusalReason.WAITED, RefusalReason.DEADLINE) and not call.waits_for_method:
             self._is_late = True
         key = call.criticality, reason
         self.refused[key] = self.refused.get(key, 0) + 1

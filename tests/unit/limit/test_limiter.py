@@ -376,6 +376,35 @@ def test_the_maximum_wait_is_a_quarter_once_a_call_has_waited_for_too_long():
     assert len(server.refused) == 3
 
 
+def test_calls_that_wait_too_long_for_their_own_method_do_not_shorten_the_wait_of_others():
+    server = Server(max_concurrent=2, max_wait=1.0)
+    rare = LimitedMethod(is_stream=False, maximum=1)
+    server.running("rare", rare)
+    server.waiting("a", method=rare)
+    server.running("second")
+    server.now_ms += 850
+    server.waiting("b", "c", "d")
+    server.expire(2001)  # they have waited for 151 ms
+    assert server.refused == [("a", RefusalReason.WAITED)]
+
+
+def test_the_wait_is_the_whole_time_again_when_calls_wait_for_their_own_method_only():
+    server = Server(max_concurrent=2, max_wait=1.0)
+    rare = LimitedMethod(is_stream=False, maximum=1)
+    server.running("rare", rare)
+    second = server.running("second")
+    server.waiting("a")
+    server.now_ms += 900
+    server.waiting("b", method=rare)
+    server.expire(2001)
+    assert server.end(second) == []
+    server.running("third")
+    assert not server.arrive("c")[1]
+    assert not server.arrive("d")[1]
+    server.expire(2001 + 400)
+    assert server.refused == [("a", RefusalReason.WAITED)]
+
+
 def test_as_many_calls_as_run_may_wait_for_the_whole_time():
     server = Server(max_concurrent=2, max_wait=1.0)
     server.running("first")
