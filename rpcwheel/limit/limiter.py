@@ -259,10 +259,10 @@ class Limiter:
     def set_threads(self, threads: int) -> None:
         """Set how many calls can run at the same time at all."""
         self.threads = threads
+        self._count_streams(0)
         adaptive = self._adaptive
         if adaptive is not None:
-            adaptive.maximum = threads
-            self.limit = adaptive.limit = min(adaptive.limit, threads)
+            self.limit = adaptive.limit = min(adaptive.limit, adaptive.maximum)
 
     def arrive(self, call: LimitedCall, now_ns: int, *, must_wait: bool = False) -> bool:
         """Decide about a call that has arrived.
@@ -320,7 +320,7 @@ class Limiter:
         method.running -= 1
         self._quick -= method.is_quick
         if method.is_stream:
-            self.streams -= 1
+            self._count_streams(-1)
             return
         if call.is_extra:
             self.extra -= 1
@@ -451,7 +451,7 @@ class Limiter:
         if method.is_stream:
             if self.streams >= self._max_streams:
                 return False
-            self.streams += 1
+            self._count_streams(1)
         else:
             call.is_extra = self.running >= self.limit
             if not call.is_extra:
@@ -466,6 +466,13 @@ class Limiter:
         method.running += 1
         self._quick += method.is_quick
         return True
+
+    def _count_streams(self, more: int) -> None:
+        """Count streams that begin or end: in a server of `grpc` they take threads from others."""
+        self.streams += more
+        adaptive = self._adaptive
+        if adaptive is not None and self.threads < math.inf:
+            adaptive.maximum = max(1, int(self.threads) - self.streams)
 
     def _count_work(self, now_ns: int) -> None:
         self._work_ns += self.running * (now_ns - self._work_at_ns)

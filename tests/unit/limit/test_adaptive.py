@@ -27,6 +27,14 @@ def test_an_overloaded_server_answers_as_many_calls_as_it_can(server, load):
     assert server.limit <= 2 * server.slots + 1
 
 
+def test_open_streams_take_threads_and_the_limit_adapts_to_the_others():
+    server = Server(slots=2, duration_s=0.05)
+    server.open_streams(3, threads=10)
+    server.offer(0.7 * server.capacity, seconds=5)
+    server.offer(2 * server.capacity, seconds=10)
+    assert server.limit <= 5
+
+
 def test_handlers_that_compute_from_the_start_are_limited_although_no_call_waits_for_them():
     """Calls wait in gRPC, which accepts none while four handlers compute."""
     limit, now_ns, work_ns, limits = AdaptiveLimit(), SECOND_NS, 0, []
