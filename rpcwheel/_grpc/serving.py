@@ -169,11 +169,10 @@ class ObservedPool(ThreadPoolExecutor):
         if pool is None:
             raise RuntimeError("the pool of the server is gone")
         call, context = None, getattr(run, "__self__", None)
-        for event, state in pairwise(args):  # gRPC passes the new call's event, and then its state
-            if isinstance(event, cygrpc.RequestCallEvent) and isinstance(context, Context):
-                call = self._on_accepted(grpc_server._Context(event, state, None))  # noqa: SLF001
-                context.run(self._accepted.set, call)  # gRPC runs the behavior in it
-                break
+        submitted = submitted_call(args)
+        if submitted is not None and isinstance(context, Context):
+            call = self._on_accepted(grpc_server._Context(*submitted, None))  # noqa: SLF001
+            context.run(self._accepted.set, call)  # gRPC runs the behavior in it
         try:
             future: Future[T] = pool.submit(run, *args, **kwargs)
         except BaseException:
@@ -184,6 +183,17 @@ class ObservedPool(ThreadPoolExecutor):
 
     def shutdown(self, *_: object, **__: object) -> None:
         """Do nothing, as the pool is the user's."""
+
+
+def submitted_call(args: tuple[Any, ...]) -> tuple[Any, Any] | None:
+    """Return the event and the state of a call, from the arguments that gRPC submits to its pool.
+
+    None if they are not those of a call.
+    """
+    for event, state in pairwise(args):
+        if isinstance(event, cygrpc.RequestCallEvent):
+            return event, state
+    return None
 
 
 def end_unserved_call(

@@ -26,7 +26,7 @@ import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.handlers import NO_DEADLINE_S
-from rpcwheel._grpc.serving import end_unserved_call
+from rpcwheel._grpc.serving import end_unserved_call, submitted_call
 from rpcwheel.durations import NEVER
 
 from .limiter import CALL, UNLIMITED, LimitedCall, RefusalReason
@@ -149,9 +149,9 @@ class ServerExecutor(ThreadPoolExecutor):
         context = getattr(fn, "__self__", None)
         call = context.get(CALL) if type(context) is Context else None
         if call is None or call.start is not None:  # else a handler submits in its own context
-            return super().submit(fn, *args, **kwargs)
+            return _run_or_end(super().submit, fn, args, kwargs)
         if call is UNLIMITED:
-            return self._unlimited.submit(fn, *args, **kwargs)
+            return _run_or_end(self._unlimited.submit, fn, args, kwargs)
         limit = call.limit
         if limit not in self._limits:
             self._limits[limit] = None
@@ -264,6 +264,28 @@ class ServerExecutor(ThreadPoolExecutor):
                 _refuse(call, reason)
         self._unlimited.shutdown(wait, cancel_futures=cancel_futures)
         super().shutdown(wait, cancel_futures=cancel_futures)
+
+
+def _run_or_end(
+    submit: Callable[..., Future[Any]],
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Future[Any]:
+    """Submit a function. If it is a call, and the pool was shut down, end the call.
+
+    An error would end the serving thread of gRPC, and then the server hangs.
+    """
+    try:
+        return submit(fn, *args, **kwargs)
+    except RuntimeError:
+        call = submitted_call(args)
+        if call is None:
+            raise
+        end_unserved_call(*call, "UNAVAILABLE", RefusalReason.CLOSED.details, ())
+        future = WaitingFuture()
+        future.end()
+        return future
 
 
 def _let_accept(limit: ServerLimit) -> None:

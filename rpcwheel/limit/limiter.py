@@ -50,7 +50,7 @@ MAX_TOOK_NS: Final = 4 * QUICK_NS
 
 
 class RefusalReason(enum.Enum):
-    """Why a call was refused. The value is the name in metrics, the text is for the client."""
+    """Why a call was refused. The value is the name in metrics, the details are for the client."""
 
     WAITED = "waited", "it waited too long for other calls"
     DEADLINE = "deadline", "less time was left than its method takes"
@@ -60,7 +60,7 @@ class RefusalReason(enum.Enum):
 
     def __init__(self, _: str, text: str) -> None:
         self.label: str = self.value[0]
-        self.text = text
+        self.details = f"refused before its handler ran: {text}"
 
 
 class LimitedMethod:

@@ -278,7 +278,7 @@ class ServerLimit:
         pushback_ns += int(to_ns(self._policy.pushback) * random.uniform(0.5, 1.5))
         return (
             code,
-            f"refused before its handler ran: {reason.text}",
+            reason.details,
             ((PUSHBACK_KEY, str(pushback_ns // 1_000_000)), (REFUSED_KEY, call.nonce)),
         )
 

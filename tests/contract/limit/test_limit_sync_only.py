@@ -13,7 +13,7 @@ import rpcwheel
 from fixtures.forks import holds_in_child
 from fixtures.grpc_servers import GrpcServer, unary_service
 from fixtures.limited_servers import LONG_S, SHORT_S
-from fixtures.shop import SERVICE
+from fixtures.shop import SERVICE, UNARY_UNARY
 from fixtures.small_servers import METHOD, Gate
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import SyncWorld
@@ -246,6 +246,23 @@ def test_a_shutdown_refuses_the_calls_that_wait(limited):
     assert server.call(b"4").error().code() is Code.UNAVAILABLE
     assert server.began == [b"hold"]
     assert server.is_idle()
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [(HEALTH, PATIENT), (UNARY_UNARY, {"methods": {OTHER: MethodPolicy(limit=1)}})],
+    ids=["never limited", "without a limit"],
+)
+def test_a_server_refuses_also_calls_without_a_limit_after_the_shutdown_of_its_executor(
+    limited, method, settings
+):
+    server = limited(unary_service(HEALTH, echo), **settings)
+    assert server.call(b"x", method=method, timeout=WAIT_S).result() == b"x"
+    server.pool.shutdown()
+    for _ in range(3):
+        call = server.call(b"x", method=method, timeout=WAIT_S)
+        assert call.error().code() is Code.UNAVAILABLE
+        assert call.details() == "refused before its handler ran: the server is being stopped"
 
 
 def test_calls_that_wait_are_not_reported_as_an_overload_when_the_executor_ends(limited, events):
