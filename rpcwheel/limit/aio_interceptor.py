@@ -96,6 +96,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             if left_s is not None and left_s * 1e9 < call.method.least_ns:
                 with self._limit.lock:
                     self._limit.limiter.refuse_started(call)
+                self._serve_waiting()  # reports it, too
                 await _abort(context, *self._limit.refusal(call, RefusalReason.DEADLINE))
             return await behavior(request, context)
 

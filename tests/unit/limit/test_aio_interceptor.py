@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 
 import grpc
@@ -13,6 +14,7 @@ from rpcwheel.limit.limiter import UNLIMITED, RefusalReason
 from rpcwheel.limit.policy import LimitPolicy
 from rpcwheel.limit.server import ServerLimit
 from rpcwheel.rpc import DEFAULT_CRITICALITY
+from rpcwheel.timer import ManualTimer
 
 HANDLER = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
 DETAILS = SimpleNamespace(method="/test.Shop/Get", invocation_metadata=())
@@ -124,7 +126,12 @@ class Context:
         raise grpc.aio.AbortError(code)
 
 
-async def test_while_calls_are_refused_each_call_needs_the_time_that_its_method_takes():
+async def slow_method():
+    """The limit of a server that refuses calls, and a function that begins a call of 1 s.
+
+    It has begun one, which ends with the task.
+    """
+
     async def echo(request, _):
         return request
 
@@ -133,20 +140,33 @@ async def test_while_calls_are_refused_each_call_needs_the_time_that_its_method_
 
     handler = grpc.unary_unary_rpc_method_handler(echo)
     policy = LimitPolicy(max_concurrent=4, max_wait=LONG_S)
-    limit = ServerLimit(policy, lambda _: policy, timer=None)
+    limit = ServerLimit(policy, lambda _: policy, timer=ManualTimer())
     interceptor = LimitInterceptor(limit)
     assert await interceptor.intercept_service(find, DETAILS) is handler
     (method,) = limit._methods.values()
     method.took(1_000_000_000)
     limit.report_refused([(UNLIMITED, RefusalReason.WAITED)], 1)
+    return limit, partial(interceptor.intercept_service, find, DETAILS)
+
+
+async def test_a_call_that_is_refused_when_it_starts_is_reported_at_once():
+    limit, begin = await slow_method()
+    served = await begin()
+    with pytest.raises(grpc.aio.AbortError):
+        await served.unary_unary(b"x", Context(0.5))
+    assert limit.status().problem == "overloaded: it has refused 2 calls"
+
+
+async def test_while_calls_are_refused_each_call_needs_the_time_that_its_method_takes():
+    limit, begin = await slow_method()
     for left_s in (None, 1.5):
-        served = await interceptor.intercept_service(find, DETAILS)
+        served = await begin()
         assert await served.unary_unary(b"x", Context(left_s)) == b"x"
-    served = await interceptor.intercept_service(find, DETAILS)
+    served = await begin()
     with pytest.raises(grpc.aio.AbortError):
         await served.unary_unary(b"x", Context(0.5))
     assert limit.limiter.refused == {(DEFAULT_CRITICALITY, RefusalReason.DEADLINE): 1}
-    waits = asyncio.create_task(interceptor.intercept_service(find, DETAILS))
+    waits = asyncio.create_task(begin())
     await asyncio.sleep(0)
     assert not waits.done()
     waits.cancel()
