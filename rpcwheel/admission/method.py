@@ -583,12 +583,16 @@ class MethodAdmission:
             begins = self._throttled_since_ns is None
             if begins:
                 self._throttled_since_ns, self._throttled = now_ns, 1
-        if begins:
+        if begins and self._check_later(THROTTLED_NS):
             self._emit(ThrottleBegan(self.target, self.method))
-            self._check_later(THROTTLED_NS)
 
-    def _check_later(self, delay_ns: int) -> None:
-        self.schedule(weak_callback(self.check_throttled), delay_ns)  # or there is no timer
+    def _check_later(self, delay_ns: int) -> bool:
+        """Look later whether throttling has ended. Without the timer it ends now: False."""
+        if self.schedule(weak_callback(self.check_throttled), delay_ns) is not None:
+            return True
+        with self.lock:
+            self._throttled_since_ns = None
+        return False
 
     def check_throttled(self, _: Timeout) -> None:
         """Report that no attempt is throttled any more, or look again later."""
@@ -600,8 +604,7 @@ class MethodAdmission:
                 self._throttled_since_ns = None
         if began_ns is None:
             return
-        if left_ns > 0:
-            self._check_later(left_ns)
+        if left_ns > 0 and self._check_later(left_ns):
             return
         lasted_s = to_seconds(self._throttled_ns - began_ns)
         self._emit(ThrottleEnded(self.target, self.method, throttled, lasted_s))

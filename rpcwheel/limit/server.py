@@ -295,9 +295,16 @@ class ServerLimit:
             overload = self.overload
             overload.refused += count
             overload.last_refused_ns = now_ns
-        if event is not None:
+        if event is not None and self._check_later(overload, OVERLOAD_NS):
             self.emit(event)
-            self.schedule(weak_callback(self._check_overload, overload), OVERLOAD_NS)
+
+    def _check_later(self, overload: Overload, delay_ns: int) -> bool:
+        """Look later whether an overload has ended. Without the timer it ends now: False."""
+        if self.schedule(weak_callback(self._check_overload, overload), delay_ns):
+            return True
+        with self.lock:
+            self.overload = None
+        return False
 
     def _check_overload(self, overload: Overload, _: Timeout) -> None:
         """Report the end of an overload, or look again later.
@@ -308,8 +315,7 @@ class ServerLimit:
             left_ns = overload.last_refused_ns + OVERLOAD_NS - time.monotonic_ns()
             if left_ns <= 0:
                 self.overload = None
-        if left_ns > 0:
-            self.schedule(weak_callback(self._check_overload, overload), left_ns)
+        if left_ns > 0 and self._check_later(overload, left_ns):
             return
         lasted_s = to_seconds(overload.last_refused_ns - overload.began_ns)
         self.emit(OverloadEnded(self.name, overload.refused, lasted_s))

@@ -1,14 +1,17 @@
 """The admission of one method: which attempts wait, and what they give back."""
 
 import threading
+from collections import Counter
 from random import Random
 
 import pytest
 
+from fixtures.timers import FullTimer
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.admission import BreakerPolicy, BreakerState, ConcurrencyPolicy, ThrottlePolicy
 from rpcwheel.admission.method import Admitted, NotSent, Reason, Waiting
 from rpcwheel.admission.targets import AdmissionSettings, Breakers
+from rpcwheel.events import ThrottleBegan, ThrottleEnded
 from rpcwheel.limit import RatePolicy
 from rpcwheel.timer import ManualTimer
 
@@ -175,6 +178,34 @@ def test_a_throttled_attempt_asks_to_wait_for_a_window(timer):
         admission.end(Admitted(0), "UNAVAILABLE")
     result = next(one for one in iter(admission.enter, None) if isinstance(one, NotSent))
     assert result.pushback_ns == 2e9
+
+
+def test_throttling_of_which_the_end_cannot_be_seen_is_not_reported(events):
+    timer, target = FullTimer(), "no timer:1"  # the events of earlier tests may come late
+    settings = AdmissionSettings(throttle=ThrottlePolicy(window=60.0, max_rejection=1.0))
+    admission = Breakers().admission(target, timer).method("/shop.Orders/Get", settings)
+    for _ in range(1000):
+        admission.end(Admitted(0), "UNAVAILABLE")
+    throttled(admission)
+    timer.is_full = False
+    throttled(admission)
+    timer.advance(3.0)
+    throttled(admission)
+    timer.is_full = True
+    timer.advance(2.0)  # it would look again in three seconds
+    timer.is_full = False
+    throttled(admission)
+
+    def emitted():  # in any order, because no time passes between them
+        return Counter(type(each) for each in events if getattr(each, "target", "") == target)
+
+    assert wait_until(lambda: emitted() == {ThrottleBegan: 2, ThrottleEnded: 1})
+
+
+def throttled(admission):
+    """Begin attempts until one is throttled."""
+    results = iter(admission.enter, None)
+    assert next(one for one in results if isinstance(one, NotSent)).reason is Reason.THROTTLE
 
 
 def test_an_attempt_of_an_open_breaker_asks_to_wait_until_it_is_half_open(timer):

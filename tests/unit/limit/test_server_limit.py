@@ -1,13 +1,16 @@
 """The limit of a server, without the server: pauses, and what is an overload."""
 
 import gc
+import time
 import weakref
+from collections import Counter
 from types import SimpleNamespace
 
 import grpc
 
+from fixtures.timers import FullTimer
 from fixtures.waiting import wait_until
-from rpcwheel.events import OverloadBegan
+from rpcwheel.events import OverloadBegan, OverloadEnded
 from rpcwheel.limit.limiter import UNLIMITED, RefusalReason
 from rpcwheel.limit.policy import LimitPolicy
 from rpcwheel.limit.server import ACCEPT_EVERY_NS, ServerLimit
@@ -41,6 +44,25 @@ def test_calls_above_a_rate_are_not_reported_as_an_overload(events):
     assert limit.status().problem == ""
     limit.report_refused([(calls[1], RefusalReason.WAITED)], BEGAN)
     assert wait_until(lambda: [event.server for event in events.of(OverloadBegan)] == ["rated"])
+
+
+def test_an_overload_of_which_the_end_cannot_be_seen_is_not_reported(events):
+    policy, timer = LimitPolicy(name="no timer"), FullTimer()
+    limit = ServerLimit(policy, lambda _: policy, timer=timer)
+    refused = [(UNLIMITED, RefusalReason.WAITED)]
+    limit.report_refused(refused, time.monotonic_ns())
+    assert limit.status().problem == ""
+    timer.is_full = False
+    limit.report_refused(refused, time.monotonic_ns())
+    assert limit.status().problem == "overloaded: it has refused 1 call"
+    timer.is_full = True
+    timer.advance(5.0)  # and no time has passed on the clock of the limit: it would look again
+    assert limit.status().problem == ""
+
+    def emitted():  # in any order, because no time passes between them
+        return Counter(type(each) for each in events if getattr(each, "server", "") == "no timer")
+
+    assert wait_until(lambda: emitted() == {OverloadBegan: 1, OverloadEnded: 1})
 
 
 def test_the_timer_does_not_keep_the_limit_of_a_server_that_has_ended(events):
