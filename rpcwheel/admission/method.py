@@ -116,6 +116,7 @@ class Waiting:
         "_taken",
         "_timeout",
         "_token",
+        "_without_timer",
         "limit_ns",
         "reason",
     )
@@ -141,6 +142,7 @@ class Waiting:
         self._taken = False
         self._due: Callable[[], object] = bool
         self._due_ns = NEVER
+        self._without_timer = reason
 
     @property
     def has_ended(self) -> bool:
@@ -231,13 +233,14 @@ class Waiting:
         if self.has_ended:
             return
         if admission.timer_stopped:
-            self.refuse(self.reason)
+            self.refuse(self._without_timer)
         elif admission.now_ns() >= self._due_ns + TIMER_GRACE_NS:
             self._due()
 
     def _schedule(self, task: Callable[..., object], delay_ns: int, reason: Reason) -> None:
         """Run a task after a delay; refuse the attempt if there is no timer."""
         self._due, self._due_ns = task, self._admission.now_ns() + delay_ns
+        self._without_timer = reason
         timeout = self._admission.schedule(task, delay_ns)
         if timeout is None:
             self.refuse(reason)

@@ -225,6 +225,16 @@ def test_an_attempt_is_refused_if_the_timer_is_stopped_while_it_waits(timer):
     assert waiting.take() == NotSent(Reason.CONCURRENCY)
 
 
+def test_an_attempt_that_waits_for_a_token_is_refused_by_the_rate_if_the_timer_is_stopped(timer):
+    rate, concurrency = RatePolicy(rate=1.0, max_wait=10.0), ConcurrencyPolicy(max_calls=1)
+    admission = admission_of(timer, rate=rate, concurrency=concurrency)
+    admission.end(admission.enter(), "OK")
+    waiting = admission.enter()
+    timer.stop()
+    waiting.check_timer()
+    assert waiting.take() == NotSent(Reason.RATE)
+
+
 ONE_FAILURE = BreakerPolicy(
     minimum_calls=1, half_open_calls=1, open_duration=5.0, health_check=False
 )
