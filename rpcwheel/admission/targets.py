@@ -149,7 +149,8 @@ class TargetAdmission:
     @property
     def breakers(self) -> list[CircuitBreaker]:
         """The circuit breakers of the target, without those of methods that were not called."""
-        return sorted(self._all_breakers, key=lambda breaker: breaker.method)
+        with self.lock:
+            return sorted(self._all_breakers, key=lambda breaker: breaker.method)
 
     def status(self) -> tuple[MethodAdmissionStatus, ...]:
         """Return the states of the methods, for metrics and the live view.

@@ -1,5 +1,6 @@
 """The admission of one method: which attempts wait, and what they give back."""
 
+import sys
 import threading
 from collections import Counter
 from random import Random
@@ -409,6 +410,29 @@ def test_what_is_set_by_hand_applies_to_breakers_that_are_made_later(timer):
     assert states == ["disabled", "forced_open", "closed", "closed"]
     breakers.reset()
     assert {one.state.value for one in breakers} == {"closed"}
+
+
+def test_breakers_are_listed_while_methods_are_called_for_the_first_time(timer):
+    breaker = BreakerPolicy()
+    breakers = Breakers([breaker])
+    client, settings = breakers.admission("shop:1", timer), AdmissionSettings(breaker=breaker)
+    names = [f"/shop.Orders/Get{number}" for number in range(2000)]
+
+    def call_all():
+        for name in names:
+            client.method(name, settings)
+
+    thread = threading.Thread(target=call_all)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        thread.start()
+        while thread.is_alive():
+            list(breakers)
+    finally:
+        sys.setswitchinterval(interval_s)
+        thread.join()
+    assert len(breakers) == len(names)
 
 
 @pytest.mark.parametrize(
