@@ -61,8 +61,8 @@ MAX_BACKOFF_ATTEMPTS: Final = 64
 
 EXPLAIN_TIMEOUT_S: Final = 0.03
 EXPLAIN_AGAIN_S: Final = 1.0
-"""Probes find out why servers can't be reached: their timeout, and for how long the result is
-used."""
+"""Probes find out why servers can't be reached: their timeout, and for how long calls wait for the
+result, and use it."""
 
 
 class Prober(Protocol):
@@ -326,12 +326,14 @@ class HealthChecker(Generic[S]):
     def explains(self, now_s: float) -> bool:
         """Whether probes find out now why servers can't be reached; starts them if it is time.
 
-        The state of gRPC has no reason. The user's request must not be sent for that.
+        The state of gRPC has no reason. The user's request must not be sent for that. False if they
+        take longer than `EXPLAIN_AGAIN_S`: code of the user may block the thread that ends them.
         """
         pool = self._pool
         with pool.lock:
-            if self._explaining or now_s - self._explained_s < EXPLAIN_AGAIN_S:
-                return self._explaining > 0
+            is_recent = now_s - self._explained_s < EXPLAIN_AGAIN_S
+            if self._explaining or is_recent:
+                return self._explaining > 0 and is_recent
             failing = [
                 subchannel
                 for subchannel in pool.subchannels[:MAX_EXPLAINED]

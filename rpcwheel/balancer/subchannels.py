@@ -646,7 +646,7 @@ class SubchannelPool(Generic[S]):
                 subchannels, wait_for_ready=pending.wait_for_ready, empty_reason=reason
             )
         if refusal is not None and refusal.unreachable:
-            if self.checker.explains(now_s):
+            if self.checker.explains(now_s) and pending.timeout_left_s(now_s) != 0:
                 return None
             # Probes may have ended since: the refusal must have their results.
             refusal = self.rules.refusal(subchannels)

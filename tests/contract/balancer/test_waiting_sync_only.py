@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from fixtures.balanced_channels import connect, instance
+from fixtures.balanced_channels import connect, instance, wait_until_lost
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
+from fixtures.ways import hanging_call
 from fixtures.worlds import SyncWorld
 from rpcwheel._concurrency import executor
 from rpcwheel.balancer import RingHash
@@ -131,3 +132,23 @@ def test_calls_wait_on_after_user_code_raised_system_exit(shops, open_balanced, 
     assert call.result(WAIT_S) == b"ab"
     # A worker reports the end of its job, perhaps after the call.
     wait_until(lambda: [type(event) for event in events] == [CallbackFailed, TaskFailed])
+
+
+@pytest.mark.parametrize("options", [{}, {"timeout": 0.05}])
+def test_a_done_callback_may_make_a_blocking_call_while_no_server_can_be_reached(
+    world, shops, open_balanced, options
+):
+    channel, ends = open_balanced(shops[0]), []
+    connect(world, channel)
+
+    def call_again(_):
+        wait_until_lost(world, channel, shops[0])
+        with pytest.raises(grpc.RpcError) as caught:
+            block(channel, **options)
+        ends.append(caught.value.code().name)
+
+    call = hanging_call(world, shops[0], channel)
+    call.on_done(call_again)
+    shops[0].kill()
+    assert wait_until(lambda: ends)
+    assert ends == ["UNAVAILABLE"]

@@ -5,7 +5,7 @@ import gc
 import grpc
 import pytest
 
-from fixtures.subchannel_pools import FAILING, IDLE, READY, FakePool, at
+from fixtures.subchannel_pools import CALL, FAILING, IDLE, READY, FakePool, at
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.balancer.health import HealthChecker, connect_failure, is_answered
 from rpcwheel.events import CallbackFailed
@@ -307,3 +307,19 @@ def test_calls_do_not_wait_for_an_explanation_after_a_probe_that_could_not_be_be
     with pytest.raises(SystemExit):
         checker.explains(now_s=10.0)
     assert not checker.explains(now_s=10.5)
+
+
+def test_calls_wait_for_an_explanation_for_at_most_a_second(checked):
+    checked.pool.set_states(p1=FAILING)
+    checker = checked.pool.checker
+    assert [checker.explains(now_s) for now_s in (10.0, 10.9, 11.0)] == [True, True, False]
+    checked.prober.done(False)
+    assert checker.explains(now_s=11.0)
+
+
+def test_the_deadline_of_a_call_ends_its_wait_for_an_explanation(checked):
+    pool = checked.pool
+    pool.set_states(p1=FAILING, p2=FAILING)
+    pending = pool.rules.begin(*CALL, 0.5, False, now_s=10.0)
+    assert [pool.try_pick(pending, now_s) for now_s in (10.0, 10.4)] == [None, None]
+    assert pool.try_pick(pending, 10.5) == pool.refusal()
