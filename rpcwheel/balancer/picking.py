@@ -101,7 +101,7 @@ class Picking(Generic[S]):
         self._reweigh_ns = NEVER
         self.is_unreachable = False
         """Whether a server could not be reached, or there is none, at the last read."""
-        self._unready_ns: int | None = None  # since when no subchannel is READY
+        self._unready_ns: int | None = None  # since when they connect and none is READY
         self.chosen: tuple[list[S], list[int]] = ([], [])
         """The candidates and weights that `pick` was prepared with."""
 
@@ -118,12 +118,13 @@ class Picking(Generic[S]):
         """Have the next call read the states: a connection broke, or subchannels are to connect."""
         self.is_settled, self._recheck_ns = False, 0
 
-    def read(self, now_ns: int, timer_ns: int) -> list[S]:
+    def read(self, now_ns: int, timer_ns: int, *, connects: bool = True) -> list[S]:
         """Read all states, and prepare the picker if the candidates or their weights have changed.
 
         Args:
             now_ns: The time now, on the monotonic clock.
             timer_ns: The time now, on the timer's clock.
+            connects: Whether the caller connects what is returned; `FAILOVER_NS` begins then.
 
         Returns:
             The IDLE subchannels to connect.
@@ -139,7 +140,7 @@ class Picking(Generic[S]):
         )
         if ready_level is not None:
             self._unready_ns = None
-        elif self._unready_ns is None:
+        elif self._unready_ns is None and connects:
             self._unready_ns = now_ns
         self.is_unreachable = not levels or FAILING in states
         idle = self._idle(levels, now_ns)
@@ -148,8 +149,8 @@ class Picking(Generic[S]):
         best_is_ready = ready_level == min(levels, default=PREFERRED_ZONE)
         all_ready = states <= {READY} or (self._picker.sees_all_states and best_is_ready)
         self.is_settled = all_ready and self._reweigh_ns == NEVER
-        connects = idle or CONNECTING in states
-        self._recheck_ns = now_ns + (RECHECK_CONNECTING_NS if connects else RECHECK_NS)
+        is_connecting = idle or CONNECTING in states
+        self._recheck_ns = now_ns + (RECHECK_CONNECTING_NS if is_connecting else RECHECK_NS)
         return idle
 
     def _idle(self, levels: _Levels[S], now_ns: int) -> list[S]:

@@ -686,7 +686,7 @@ class SubchannelPool(Generic[S]):
     def choose_anew(self) -> None:
         """Read all states after a change; the next call connects subchannels. Under the lock."""
         for picking in self.router:
-            if picking.read(time.monotonic_ns(), self.now_ns()):
+            if picking.read(time.monotonic_ns(), self.now_ns(), connects=False):
                 picking.read_soon()
 
     def unreachable(self) -> None:

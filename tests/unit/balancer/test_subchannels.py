@@ -179,6 +179,19 @@ def test_the_next_level_connects_when_the_first_takes_longer_than_a_second(make_
     assert pool.connected == [1, 2]
 
 
+def test_the_first_call_connects_the_first_level_however_late_it_comes(make_pool, clock):
+    pool = make_pool(zone="near")
+    pool.update([at(1, zone="near"), at(2, zone="far"), at(3, weight=0), at(4, status="DRAINING")])
+    clock.pass_(5)
+    pool.pick(*CALL)
+    assert pool.connected == [1]
+    clock.pass_(0.9)
+    pool.update([at(1, zone="near"), at(2, zone="far")])
+    clock.pass_(0.1)
+    pool.pick(*CALL)  # the second begins at the first call, and not anew at an update
+    assert pool.connected == [1, 2]
+
+
 def test_a_picker_is_prepared_again_only_after_a_change(make_pool):
     pool = make_pool(picker := First())
     pool.update([at(1, weight=7, started_at=1000.0), at(2), at(3, weight=0)])
