@@ -708,10 +708,16 @@ class KitBase(
         return f"<{type(self).__module__}.{type(self).__name__}: {settings}>"
 
 
+NOT_ANSWERED: Final = "a heartbeat was not answered"
+CONNECTION_DEAD: Final = "its connection is dead"
+"""Why heartbeats mark a subchannel as unhealthy."""
+
+
 class SubchannelHeartbeats:
     """The heartbeats of the subchannels of one balanced channel, in either world.
 
-    A missed heartbeat marks its subchannel as unhealthy, an answered one as healthy.
+    A missed heartbeat marks its subchannel as unhealthy; an answered one as healthy again, unless
+    it is unhealthy for another reason.
     """
 
     def __init__(self, manager: Any, probe: Probe | None) -> None:
@@ -752,8 +758,8 @@ def _state_changed(
         return
     match state:
         case HeartbeatState.SUSPECT:
-            subchannel.mark_unhealthy("a heartbeat was not answered")
+            subchannel.mark_unhealthy(NOT_ANSWERED)
         case HeartbeatState.DEAD:
-            subchannel.mark_unhealthy("its connection is dead")
-        case HeartbeatState.ALIVE:
+            subchannel.mark_unhealthy(CONNECTION_DEAD)
+        case HeartbeatState.ALIVE if subchannel.unhealthy_reason in {NOT_ANSWERED, CONNECTION_DEAD}:
             subchannel.mark_healthy()

@@ -10,6 +10,7 @@ import rpcwheel
 import rpcwheel.balancer.aio
 import rpcwheel.transport.aio
 from fixtures.grpcio import TARGET_IS_KNOWN
+from fixtures.heartbeats import SERVING, HealthServer
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.small_servers import ECHOING, METHOD, running
 from fixtures.waiting import WAIT_S, wait_until
@@ -137,6 +138,37 @@ def test_each_subchannel_of_a_balanced_channel_has_a_heartbeat(shop, world, kit,
     for use, of in ((another.intercept_channel, balanced), (another.channel, shop.target)):
         with pytest.raises(RuntimeError, match="this kit is closed"):
             world.do(use, of)
+
+
+def test_an_answered_heartbeat_ends_what_a_missed_heartbeat_began_and_nothing_else(
+    world, kit, timer, balanced
+):
+    made, states = kit(heartbeat=10.0), []
+    world.do(made.intercept_channel, balanced)
+
+    def beat(state):
+        assert heartbeat.beat()
+        assert wait_until(lambda: states and states[-1] is state)
+        states.clear()
+
+    with HealthServer() as server:
+        instance = ServiceInstance(service="shop", host="127.0.0.1", port=server.port)
+        world.do(balanced.update, [instance])
+        assert world.call(balanced).result() == b"x"
+        (subchannel,), (heartbeat,) = balanced.subchannels, made.heartbeats
+        heartbeat.add_listener(lambda _, __, new: states.append(new))  # after that of the kit
+        beat(HeartbeatState.ALIVE)
+        subchannel.mark_unhealthy("the test")
+        beat(HeartbeatState.ALIVE)
+        assert subchannel.unhealthy_reason == "the test"
+        subchannel.mark_healthy()
+        server.answer = grpc.StatusCode.UNAVAILABLE
+        beat(HeartbeatState.SUSPECT)
+        assert subchannel.unhealthy_reason == "a heartbeat was not answered"
+        server.answer = SERVING
+        beat(HeartbeatState.ALIVE)
+        assert subchannel.healthy
+        world.do(made.close)
 
 
 @pytest.fixture
