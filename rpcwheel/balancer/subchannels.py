@@ -554,6 +554,7 @@ class SubchannelPool(Generic[S]):
     def pick_again(self, method: str, request: Any, metadata: Any) -> S | None:
         """Pick for a waiting call, without reading the states, which were just read for all."""
         picking = self.router.picking_for(metadata)
+        picking.is_used = True  # an update may have made it while the call waited
         pick = picking.pick  # another thread may replace it
         chosen = None if pick is None else pick(method, request, metadata)
         if chosen is None or chosen.is_ready():

@@ -128,6 +128,17 @@ def test_only_servers_whose_tag_is_used_are_connected(tagged_pool):
     assert pool.whole_state() is READY
 
 
+def test_a_call_that_waits_connects_the_servers_of_its_tag_when_they_are_known(tagged_pool):
+    pool = tagged_pool({})
+    pending = pool.rules.begin("/shop.Orders/Get", b"", metadata("blue"), 9.0, True, now_s=1.0)
+    assert pool.try_pick(pending, 1.0) is None
+    pool.update([at(1), at(2, metadata={"dubbo.tag": "blue"})])
+    assert pool.try_pick(pending, 2.0) is None
+    pool.refresh()  # connects them
+    pool.refresh()
+    assert pool.try_pick(pending, 3.0) is pool.subchannel(2)
+
+
 def test_an_attempt_goes_to_another_server_of_the_same_tag(tagged_pool):
     pool = tagged_pool({1: "", 2: "blue", 3: "blue"})
     assert (picked(pool, None), picked(pool, metadata("blue"))) == ({1}, {2, 3})
