@@ -362,8 +362,9 @@ class HeartbeatBase(ABC):
         self._cancel_obsolete()
 
     def _cancel_obsolete(self) -> None:
-        for number in self._calls.keys() - self._core.in_flight:
-            self._cancel(self._calls.pop(number))
+        obsolete = self._calls.keys() - self._core.in_flight
+        for call in [self._calls.pop(number) for number in obsolete]:
+            self._cancel(call)  # which clears, too, if its event loop is closed
 
     # Actions
 

@@ -81,6 +81,27 @@ def test_a_closed_loop_ends_its_heartbeats(server):
     timer.stop()
 
 
+def test_detach_ends_several_heartbeats_in_flight_on_a_closed_loop(server):
+    timer = ManualTimer()
+    server.answer = threading.Event()
+
+    async def main():
+        manager, channel = HeartbeatManager(timer), grpc.aio.insecure_channel(server.target)
+        heartbeat = manager.attach(channel)
+        heartbeat.beat()
+        for count in (1, 2, 3):
+            await aio_wait_until(lambda count=count: len(server.checks) == count)
+            timer.advance(20.1)
+        return manager, channel, heartbeat
+
+    manager, _channel, heartbeat = asyncio.run(main())
+    heartbeat.detach()
+    server.answer.set()
+    assert heartbeat.state is HeartbeatState.CLOSED
+    assert (manager.heartbeats, timer.pending) == ((), 0)
+    timer.stop()
+
+
 async def test_a_heartbeat_whose_task_is_canceled_is_missed_after_a_tick(server, timer, events):
     """`asyncio.run` cancels all tasks at its end, which must not be reported as misses."""
     server.answer = threading.Event()
