@@ -402,18 +402,19 @@ class HeartbeatBase(ABC):
         with self._lock:
             dead = self._core.confirm_dead(self._now_ns(), self._last_activity())
         done = False
-        if dead:
-            try:
+        try:
+            if dead:
                 done = self._channel.reconnect(reason, self._drain_timeout)
-            except Exception as error:  # noqa: BLE001 - the user's connect(): reported as an event
-                self._add_event(CallbackFailed(self.target, "connect", error))
-        with self._lock:
-            if done:
-                self._channel.follow()
-                self._core.connection_replaced(self._now_ns(), by_heartbeat=True)
-            else:
-                self._core.reconnect_refused()
-        self._act()
+        except Exception as error:  # noqa: BLE001 - the user's connect(): reported as an event
+            self._add_event(CallbackFailed(self.target, "connect", error))
+        finally:  # also after `SystemExit`
+            with self._lock:
+                if done:
+                    self._channel.follow()
+                    self._core.connection_replaced(self._now_ns(), by_heartbeat=True)
+                else:
+                    self._core.reconnect_refused()
+            self._act()
 
     def _send(self, send: Send, activity: ActivityStamps) -> None:
         """Start a heartbeat on the connection with these stamps."""

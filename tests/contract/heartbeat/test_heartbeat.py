@@ -252,6 +252,21 @@ def test_a_reconnect_that_fails_is_reported_and_tried_again(
     events.clear()
 
 
+@IN_SYNC
+def test_a_reconnect_that_raises_system_exit_is_tried_again(world, server, channel, manager, timer):
+    server.answer = NOT_SERVING
+    tried = []
+
+    def exit_thread(reason, **_):
+        tried.append(reason)
+        raise SystemExit
+
+    channel.reconnect = exit_thread
+    heartbeat = world.do(manager.attach, channel, probe=STRICT)
+    world.call(channel).result()
+    advance_until(timer, heartbeat, until=lambda: len(tried) == 2)
+
+
 def test_a_manual_timer_that_advances_far_at_once_is_not_taken_for_a_stall(
     world, server, channel, manager, timer
 ):
