@@ -624,8 +624,12 @@ class HeartbeatManagerBase(Generic[H]):
         if isinstance(channel, refused):
             raise TypeError(f"{text}; not {channel!r}")
         probe = self._probe if probe is None else checked_probe(probe)
-        self._detach_ended()  # the id of a channel that was dropped may be that of this one
         key = id(channel)
+        watched = self._heartbeats.get(key)
+        if self.policy.interval is None:  # these have no timeout, at which they end by themselves
+            self._detach_ended()
+        elif watched is not None and watched.is_over():  # perhaps of a dropped channel with this id
+            watched.detach()
         with self._lock:
             if self._closed:
                 raise RuntimeError("this HeartbeatManager is closed; create another one")

@@ -1,5 +1,6 @@
 """`HeartbeatManager`, in both worlds."""
 
+import grpc
 import pytest
 
 from fixtures.heartbeats import IN_AIO, IN_SYNC
@@ -28,15 +29,50 @@ def test_a_connection_has_one_heartbeat_until_that_is_detached(world, channel, m
     assert first.state is HeartbeatState.CLOSED
 
 
-def test_attach_removes_heartbeats_of_dropped_channels(world, open_channel, channel, manager):
+@pytest.mark.parametrize("interval", [60, None])
+def test_heartbeats_of_dropped_channels_are_removed(
+    world, open_channel, channel, make_manager, interval
+):
+    manager = make_manager(interval=interval)
     dropped = open_channel()
     heartbeat = world.do(manager.attach, dropped)
     world.do(dropped.close) if world.name == "aio" else None
     del dropped
     assert wait_until(lambda: heartbeat.connection is None)
     kept = world.do(manager.attach, channel)
-    assert manager.heartbeats == (kept,)
+    if interval:  # otherwise `attach` does it
+        assert manager.heartbeats == (kept,)
     assert repr(manager).startswith("<HeartbeatManager of 1 connections")
+    assert manager.heartbeats == (kept,)
+
+
+class PlainChannel:
+    """A channel that counts how often its state is read."""
+
+    unary_unary = print
+    state = grpc.ChannelConnectivity.READY
+    reads = 0
+
+    def get_state(self):
+        self.reads += 1
+        return self.state
+
+
+def test_attach_reads_no_state_of_other_channels(world, manager):
+    first = PlainChannel()
+    world.do(manager.attach, first)
+    reads = first.reads
+    others = [PlainChannel() for _ in range(3)]
+    heartbeats = [world.do(manager.attach, other) for other in others]
+    assert (first.reads, manager.heartbeats[1:]) == (reads, tuple(heartbeats))
+
+
+def test_attach_of_a_closed_channel_ends_its_heartbeat(world, manager, timer):
+    channel = PlainChannel()
+    heartbeat = world.do(manager.attach, channel)
+    channel.state = grpc.ChannelConnectivity.SHUTDOWN
+    assert world.do(manager.attach, channel).state is HeartbeatState.CLOSED
+    assert (heartbeat.state, timer.pending) == (HeartbeatState.CLOSED, 0)
 
 
 @IN_SYNC
