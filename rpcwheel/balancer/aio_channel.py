@@ -59,7 +59,13 @@ from rpcwheel.transport.state import MethodSpec
 
 from .base import BalancedChannelBase
 from .health import PROBE, HealthChecker
-from .pending import CLOSED_MEANWHILE, FIRST_POLL_S, MAX_POLL_S, Refusal
+from .pending import (
+    CLOSED_MEANWHILE,
+    FIRST_POLL_S,
+    MAX_POLL_S,
+    Refusal,
+    poll_interval_s,
+)
 from .subchannel import READY, SHUTDOWN, SubchannelBase
 from .subchannels import Connections, SubchannelPool
 
@@ -236,6 +242,8 @@ class _WaitingCalls:
         self.calls: dict[weakref.ref[_BalancedCall], _BalancedCall | None] = {}
         # None for a response stream, so that its caller can drop it.
         self._handle: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the handle
+        self._due_s = 0.0  # when it is due, on the clock of the loop
         self._poll_s = FIRST_POLL_S
         self.signal = Signal()
         """Notified when the state of the channel may have changed."""
@@ -244,8 +252,10 @@ class _WaitingCalls:
         """Add a waiting call; its `try_begin` is called until `release`."""
         reference = weakref.ref(call)
         if reference not in self.calls:
-            self._poll_s = FIRST_POLL_S
-            self._poll_soon(0)
+            self._poll_s = min(self._poll_s, poll_interval_s(len(self.calls)))
+            self._poll_soon(self._poll_s if self.calls else 0)
+            if self.calls:  # the others need not pick again now
+                self._pool.jobs.enter().call_soon(self._begin, reference)
         self.calls[reference] = None if weakly else call
 
     def release(self, call: _BalancedCall) -> None:
@@ -289,9 +299,15 @@ class _WaitingCalls:
         self.signal.notify()
 
     def _poll_soon(self, delay_s: float) -> None:
+        """Read the states after a delay, or before if that is planned."""
+        loop = self._pool.jobs.enter()
+        due_s = loop.time() + delay_s
         if self._handle is not None:
+            if loop is self._loop and self._due_s <= due_s:
+                return
             self._handle.cancel()
-        self._handle = self._pool.jobs.enter().call_later(delay_s, self._poll)
+        self._handle = loop.call_later(delay_s, self._poll)
+        self._loop, self._due_s = loop, due_s
 
     def _poll(self) -> None:
         """Read the states and let waiting calls pick again."""
@@ -299,14 +315,17 @@ class _WaitingCalls:
         if not self._pool.closed:
             self._pool.refresh()
         for reference in tuple(self.calls):
-            call = reference()
-            if call is None:  # dropped by its caller
-                del self.calls[reference]
-            else:
-                call.try_begin()
+            self._begin(reference)
         if self.calls and self._handle is None:
             self._poll_soon(self._poll_s)
             self._poll_s = min(1.5 * self._poll_s, MAX_POLL_S)
+
+    def _begin(self, reference: weakref.ref[_BalancedCall]) -> None:
+        call = reference()
+        if call is None:  # dropped by its caller
+            self.calls.pop(reference, None)
+        else:
+            call.try_begin()
 
 
 class _Prober:

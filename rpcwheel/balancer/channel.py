@@ -44,7 +44,7 @@ from rpcwheel.transport.sync import CLOSED, ReconnectingChannel
 
 from .base import BalancedChannelBase
 from .health import PROBE, HealthChecker
-from .pending import FIRST_POLL_S, MAX_POLL_S, Refusal
+from .pending import FIRST_POLL_S, MAX_POLL_S, Refusal, poll_interval_s
 from .subchannel import SubchannelBase
 from .subchannels import Connections, SubchannelPool
 from .subscriptions import BalancerSubscriptions
@@ -175,8 +175,8 @@ class _WaitingCalls:
     def hold(self, call: WaitingCall | _BlockedCall) -> None:
         """Add a waiting call; a worker reads the states, and calls its `try_begin`."""
         with self._pool.lock:
+            self._poll_s = min(self._poll_s, poll_interval_s(len(self._held)))
             self._held[call] = None
-            self._poll_s = FIRST_POLL_S
             starts, self._polling = not self._polling, True
         if starts:
             EXECUTOR.submit(self._wake, partial(_poll, weakref.ref(self), self._wake))

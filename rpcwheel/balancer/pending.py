@@ -30,6 +30,14 @@ MAX_EXPLAINED: Final = 3
 BEST_FIRST: Final = (READY, CONNECTING, IDLE, FAILING)
 
 
+def poll_interval_s(waiting: int) -> float:
+    """Return the interval of reads after a call began to wait, beside `waiting` other calls.
+
+    It grows with their number, as all of them pick after each read.
+    """
+    return min(MAX_POLL_S, FIRST_POLL_S * (1 + waiting))
+
+
 class Refusal(NamedTuple):
     """The status of a call that gets no subchannel."""
 

@@ -49,6 +49,28 @@ async def test_a_picker_runs_in_the_context_of_the_caller_and_sees_the_call(shop
     assert seen[-1] == ("the caller's", UNARY_UNARY, "text", None)
 
 
+async def test_a_call_that_begins_to_wait_lets_no_other_call_pick_again(aio_balanced, set_limit):
+    for name in ("pending.FIRST_POLL_S", "pending.MAX_POLL_S", "aio_channel.FIRST_POLL_S"):
+        set_limit(f"balancer.{name}", 3600.0)
+    set_limit("balancer.aio_channel.MAX_POLL_S", 3600.0)
+    asked = []
+
+    class Undecided(Picker):
+        sees_all_states = True
+
+        def prepare(self, subchannels, weights):
+            return lambda *_: asked.append(subchannels)
+
+    method = aio_balanced(1, lb_policy=Undecided()).unary_unary(UNARY_UNARY)
+    calls = []
+    for _ in range(50):
+        calls.append(method(b"x"))
+        await steps()
+    assert 50 < len(asked) < 250
+    for call in calls:
+        call.cancel()
+
+
 @pytest.mark.parametrize("kind", ["unary_unary", "stream_stream"])
 async def test_a_canceled_task_cancels_the_call_that_it_awaits(aio_balanced, kind):
     channel = aio_balanced()

@@ -109,6 +109,24 @@ def test_it_may_be_made_and_updated_before_there_is_a_loop(shops, timer):
     assert (counts(shops), timer.pending) == ([1, 1, 0], 0)
 
 
+def test_calls_wait_on_another_loop_after_one_that_ended_while_a_call_waited(shops, timer):
+    channel = BalancedChannel("test.Shop", timer=timer, balancer_policy=PATIENT, options=IMPATIENT)
+
+    async def begin():
+        return caller(channel)()
+
+    async def call():
+        async with channel, asyncio.timeout(WAIT_S):
+            waiting = awaiting(caller(channel)())
+            await steps()
+            channel.update([instance(shops[0])])
+            return await waiting
+
+    call_of_the_first = asyncio.run(begin())
+    assert asyncio.run(call()) == b"x"
+    del call_of_the_first
+
+
 async def test_other_threads_may_update_it_and_report_an_error(shops, aio_balanced):
     channel = aio_balanced()
     failing, call = (awaiting(caller(channel)(wait_for_ready=wait)) for wait in (None, True))
