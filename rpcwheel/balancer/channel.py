@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import grpc
 
-from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel._concurrency.exiting import BACKGROUND
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import (
@@ -108,6 +108,13 @@ class _Pool(SubchannelPool[Subchannel]):
         """The state of waiting calls, without policies."""
         self.on_change: Callable[[], object] = _nothing
         """Called when the state of the channel may have changed."""
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Forget the waiting calls and probes of the parent, in a forked child."""
+        self.lock = threading.RLock()
+        self.waiting = _WaitingCalls(self)
+        self.checker.reset()
 
     def changed(self) -> None:
         self.on_change()
@@ -536,7 +543,7 @@ _MULTICALLABLES: Final = classes_by_kind(_BalancedMethod, multicallable.MULTICAL
 class BalancedChannel(BalancedChannelBase[Subchannel], multicallable.Channel):
     """A channel that distributes its calls over the servers of a service.
 
-    Thread-safe. It can't be used in a forked child process, like any channel of gRPC.
+    Thread-safe. Like any channel of gRPC, it may fail in a forked child process.
     """
 
     _title = "BalancedChannel"

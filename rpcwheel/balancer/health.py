@@ -323,6 +323,10 @@ class HealthChecker(Generic[S]):
 
     # --- Why servers can't be reached ---
 
+    def reset(self) -> None:
+        """Forget the probes under way, in a forked child."""
+        self._explaining = 0
+
     def explains(self, now_s: float) -> bool:
         """Whether probes find out now why servers can't be reached; starts them if it is time.
 

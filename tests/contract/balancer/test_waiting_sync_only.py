@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from fixtures.balanced_channels import connect, instance, wait_until_lost
+from fixtures.forks import holds_in_child
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import hanging_call
@@ -152,3 +153,15 @@ def test_a_done_callback_may_make_a_blocking_call_while_no_server_can_be_reached
     shops[0].kill()
     assert wait_until(lambda: ends)
     assert ends == ["UNAVAILABLE"]
+
+
+def test_a_call_of_a_forked_child_ends_while_one_of_its_parent_waits(open_balanced):
+    channel = open_balanced(policy={"pick_timeout": 0.05})
+    call_of_parent = begin(channel, "future", wait_for_ready=True)
+
+    def is_ended_by_pick_timeout():
+        call = begin(channel, "future")
+        return wait_until(call.done) and call.code() is grpc.StatusCode.UNAVAILABLE
+
+    assert holds_in_child(is_ended_by_pick_timeout)
+    call_of_parent.cancel()

@@ -323,3 +323,13 @@ def test_the_deadline_of_a_call_ends_its_wait_for_an_explanation(checked):
     pending = pool.rules.begin(*CALL, 0.5, False, now_s=10.0)
     assert [pool.try_pick(pending, now_s) for now_s in (10.0, 10.4)] == [None, None]
     assert pool.try_pick(pending, 10.5) == pool.refusal()
+
+
+def test_a_forked_child_does_not_wait_for_the_probes_of_its_parent(checked):
+    checked.pool.set_states(p1=FAILING)
+    checker = checked.pool.checker
+    assert checker.explains(now_s=10.0)
+    checker.reset()
+    assert not checker.explains(now_s=10.5)
+    assert checker.explains(now_s=11.0)
+    assert checked.prober.probes == [1, 1]
