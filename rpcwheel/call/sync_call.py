@@ -360,7 +360,7 @@ class ClientCall:
         now_ns = self.state.now_ns()
         result: Any = attempts.end(now_ns, error, received=received, buffered=buffered)
         if isinstance(result, ReadRequests) and self.requests is not None:
-            self.requests.read_rest(self.method, self.seconds_left())
+            self.requests.read_rest(self.seconds_left())
             buffered = self.requests.is_buffered
             result = attempts.requests_read(result.policy, error, buffered=buffered)
         if isinstance(result, Enqueue):
@@ -410,9 +410,7 @@ class ClientCall:
         )
         try:
             messages = (
-                [queued_request(self._request)]
-                if requests is None
-                else requests.read_rest(self.method) or []
+                [queued_request(self._request)] if requests is None else requests.read_rest() or []
             )
             if self.config.durable:
                 stored = details._replace(metadata=original.metadata)

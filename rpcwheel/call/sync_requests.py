@@ -8,12 +8,11 @@ messages from a `RequestStream`. It reads the iterator once, stores the messages
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
-
-from rpcwheel._concurrency.executor import EXECUTOR
 
 from .failed_calls import READ_TIMEOUT_S
 from .replay import ReplayBuffer
@@ -51,33 +50,37 @@ class RequestStream:
         return requests
 
     def close(self) -> None:
-        """End the iterators of all attempts: the call has ended."""
+        """End the iterators of all attempts and free the messages: the call has ended."""
+        with self._changed:
+            self._buffer.drop()
+        self._end_attempts()
+
+    def _end_attempts(self) -> None:
         with self._changed:
             self._current = None
             self._changed.notify_all()
 
-    def read_rest(self, key: object, left_s: float | None = None) -> list[Any] | None:
+    def read_rest(self, left_s: float | None = None) -> list[Any] | None:
         """Read the rest and return all messages; None if they are not all read in time.
 
-        Waits at most `READ_TIMEOUT_S`, and not after the deadline.
+        Waits at most `READ_TIMEOUT_S`, and not after the deadline. Reads on a thread of its own, as
+        gRPC does, because the user's iterator may block forever.
 
         Args:
-            key: Identifies the job in the executor.
             left_s: The time until the deadline of the call; None without a deadline.
         """
         buffer = self._buffer
         timeout_s = READ_TIMEOUT_S if left_s is None else min(READ_TIMEOUT_S, left_s)
         if not buffer.complete and self.replayable and timeout_s > 0:
-            EXECUTOR.submit(("requests", key), partial(self._drain, self.for_attempt()))
-            with self._changed:
-                self._changed.wait_for(lambda: buffer.complete or not self.replayable, timeout_s)
-            self.close()  # the job then reads no further message
+            drain = partial(_drain, self.for_attempt())
+            with contextlib.suppress(RuntimeError):  # no thread can be started
+                threading.Thread(target=drain, name="rpcwheel-requests", daemon=True).start()
+                with self._changed:
+                    self._changed.wait_for(
+                        lambda: buffer.complete or not self.replayable, timeout_s
+                    )
+            self._end_attempts()  # the thread then reads no further message
         return buffer.messages if self.is_buffered else None
-
-    def _drain(self, requests: Iterator[Any]) -> None:
-        for _ in requests:
-            if not self.replayable:
-                return
 
     def next_for(self, attempt: _AttemptRequests) -> Any:
         """Return the next message for an attempt; blocks until there is one."""
@@ -131,3 +134,9 @@ class _AttemptRequests:
 
     def __next__(self) -> Any:
         return self._stream.next_for(self)
+
+
+def _drain(requests: Iterator[Any]) -> None:
+    """Read requests to their end, without a reference to any of them."""
+    with contextlib.suppress(BaseException):  # of the user's iterator
+        deque(requests, maxlen=0)

@@ -3,10 +3,13 @@
 import itertools
 import queue
 import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel._concurrency.executor import SHARED_THREADS
 from rpcwheel._grpc.calls import Details
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call import RetryPolicy
@@ -72,7 +75,61 @@ def test_many_attempts_lose_no_message():
     for count in (3, 50, 0, 199):
         assert list(itertools.islice(requests.for_attempt(), count)) == messages[:count]
     assert list(requests.for_attempt()) == messages
-    assert requests.read_rest("key") == messages
+    assert requests.read_rest() == messages
+
+
+def test_iterators_that_wait_for_data_do_not_prevent_others_from_being_read():
+    sources = [queue.Queue() for _ in range(2 * SHARED_THREADS)]
+    streams = [RequestStream(from_queue(source), 1000) for source in sources]
+    with ThreadPoolExecutor(len(streams)) as threads:
+        reads = [threads.submit(stream.read_rest) for stream in streams]
+        wait_until(lambda: all(stream._reading for stream in streams))
+        for source in sources:
+            source.put(None)
+        assert [read.result() for read in reads] == [[] for _ in streams]
+
+
+class Message:
+    """A message whose copies can be counted."""
+
+    def __init__(self, copies):
+        self.copies = copies
+
+    def __deepcopy__(self, _):
+        copy = Message(self.copies)
+        self.copies.add(copy)
+        return copy
+
+
+def test_a_closed_stream_keeps_no_messages_while_its_iterator_waits(set_limit):
+    source, copies = queue.Queue(), weakref.WeakSet()
+    requests = RequestStream(from_queue(source), 1000)
+    source.put(Message(copies))
+    next(requests.for_attempt())
+    set_limit("call.sync_requests.READ_TIMEOUT_S", 0.001)
+    assert requests.read_rest() is None
+    requests.close()
+    wait_until(lambda: not copies)
+    source.put(Message(copies))
+    source.put(None)
+    wait_until(lambda: not requests._reading)
+    assert not copies
+
+
+def test_requests_are_not_read_if_no_thread_can_be_started(monkeypatch):
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert RequestStream(iter([b"a"]), 1000).read_rest() is None
+
+
+def test_requests_whose_iterator_raises_are_not_all_known():
+    def broken():
+        yield b"a"
+        raise ValueError("no more")
+
+    assert RequestStream(broken(), 1000).read_rest() is None
 
 
 def test_a_call_whose_buffer_overflows_during_the_decision_is_not_retried(events):
