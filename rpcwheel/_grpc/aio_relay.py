@@ -87,6 +87,8 @@ def failure_of(call: Any) -> BaseException | None:
         WouldBlockError: The call has not ended.
         BaseException: The exception of an inner interceptor that raised instead of ending the call.
     """
+    if isinstance(call, Relay) and call.final is not None:
+        return failure_of(call.final)  # its error has the marks of `set_not_sent`
     if isinstance(call, FinishedCall):
         return call.error
     code = run_without_waiting(call.code())

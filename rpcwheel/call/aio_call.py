@@ -234,6 +234,11 @@ class RetryingCall(Relay):
         """Return the seconds until the deadline of all attempts; None without a deadline."""
         return seconds_left(self._begun[1], self._state.now_ns())
 
+    @property
+    def rpcwheel_server(self) -> Any:
+        """The server of the last attempt, for `server_of` if this call is an attempt of another."""
+        return server_of(self._source)
+
     def end_waiting(self) -> None:
         """Cancel the call if no attempt runs, because its channel is closed."""
         if self.is_current(None):

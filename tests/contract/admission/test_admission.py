@@ -281,6 +281,24 @@ def test_calls_that_wait_are_not_sent_once_the_breaker_has_opened(shop, client, 
     assert len(shop.calls) == 1
 
 
+@ways("sync future", "sync stream", "aio unary", "aio stream")
+def test_a_call_that_has_waited_in_vain_is_not_retried(shop, client, timer):
+    retry = RETRY.replace(retry_on="RESOURCE_EXHAUSTED")
+    concurrency = ConcurrencyPolicy(max_calls=1, max_wait=5.0)
+    settings = {"retry": retry, "idempotent": True, "concurrency": concurrency}
+    channel = client.open(api="channel", timer=timer, **settings)
+    hang = Hang()
+    shop.then(hang)
+    first = client.begin(channel)
+    assert hang.begun.wait(30)
+    late = client.begin(channel)
+    wait_until(lambda: timer.pending == 1)
+    timer.advance(5.0)
+    assert late.code() is RESOURCE_EXHAUSTED
+    shop.calls[0].ended.set()
+    client.answer(first)
+
+
 @held
 def test_a_call_that_waits_can_be_canceled(shop, client, timer):
     concurrency = ConcurrencyPolicy(max_calls=1, max_wait=5.0)

@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from fixtures.balanced_channels import connect, counts, subchannel_of
+from fixtures.balanced_channels import First, connect, counts, subchannel_of
 from fixtures.shop import UNARY_UNARY, Fail, Hang, Refuse
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import HedgingPolicy, RetryPolicy
+from rpcwheel import ConcurrencyPolicy, HedgingPolicy, RetryPolicy
 from rpcwheel.balancer import OutlierEjectionPolicy
 
 RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=1000.0, retry_budget=None, max_attempts=4)
@@ -86,6 +86,28 @@ def test_the_second_server_answers_a_call_that_the_first_one_refuses(
     assert call(world, retried) == b"x"  # the next call begins where the picker says
     assert len(first.calls) == 3
     assert timer.pending == 0
+
+
+@pytest.mark.parametrize("kind", ["unary_unary", "stream_unary"])
+def test_a_refused_call_that_has_waited_for_admission_goes_to_another_server_at_once(
+    world, shops, open_balanced, timer, kind
+):
+    channel = open_balanced(*shops[:2], lb_policy=First())
+    concurrency = ConcurrencyPolicy(max_calls=1, max_wait=60.0)
+    kit = world.keep(world.api.Kit(retry=RETRY, concurrency=concurrency, timer=timer))
+    connect(world, channel)
+    retried = world.do(kit.intercept_channel, channel)
+    blocking(world, retried)
+    first = shops[counts(shops).index(1)]
+    first.then(hang := Hang(), LONG)
+    running = world.call(retried, kind)
+    assert hang.begun.wait(WAIT_S)
+    waiting = world.call(retried, kind)
+    wait_until(lambda: timer.pending == 1)
+    first.calls[1].ended.set()
+    running.result()
+    assert waiting.result() == b"x"
+    assert sorted(counts(shops)) == [0, 1, 3]
 
 
 def test_a_server_that_is_not_connected_does_not_count_as_another_one(

@@ -172,6 +172,12 @@ def relay():
 # Attempts
 
 
+async def test_the_failure_of_a_call_is_the_error_of_its_last_attempt(relay):
+    error = grpc.RpcError()
+    relay.finish(failed_call(Kind.UNARY_UNARY, error))
+    assert failure_of(relay) is error
+
+
 async def test_only_the_first_end_counts(relay):
     relay.finish(success(b"first"))
     relay.finish(success(b"second"))
