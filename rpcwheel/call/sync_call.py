@@ -126,7 +126,7 @@ class WaitingCalls:
 
     def add_running(self, call: AnyCall) -> None:
         """Add a call that `cancel_running` is to cancel. The reference to it is weak."""
-        with self._lock:
+        with contextlib.suppress(TypeError), self._lock:  # of an interceptor, with slots
             self._running.add(call)
 
     def cancel_running(self) -> None:

@@ -1,0 +1,71 @@
+"""Channels of `grpc` that are closed while calls of them are queued."""
+
+import grpc
+import pytest
+
+from rpcwheel._grpc.finished import FinishedError
+from rpcwheel.call import CallPolicy
+from rpcwheel.call.sync_call import WaitingCalls
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors.sync import FailbackQueues, apply_policies
+
+
+class Inner(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """An interceptor whose unary calls fail, and whose response streams are `stream`."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def intercept_unary_unary(self, _continuation, _details, _request):
+        return FinishedError(grpc.StatusCode.UNAVAILABLE, "down")
+
+    def intercept_unary_stream(self, _continuation, _details, _request):
+        return self._stream
+
+
+@pytest.fixture
+def open_channel(timer):
+    """Makes a channel of a kit with an interceptor below, and with a queued call."""
+    queues = FailbackQueues(timer)
+
+    def open_channel(inner):
+        policy = CallPolicy(failback=FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0))
+        bare = grpc.intercept_channel(grpc.insecure_channel("127.0.0.1:1"), inner)
+        settings = {"timer": timer, "queues": queues, "keeps": True, "stacklevel": 2}
+        channel = apply_policies(bare, policy, **settings)
+        assert channel.unary_unary("/test.Shop/UnaryUnary")(b"x") is None
+        return channel
+
+    yield open_channel
+    queues.close(0)
+
+
+def generator():
+    yield b"y"
+
+
+@pytest.mark.parametrize("make", [generator, lambda: iter([b"y"])], ids=["generator", "iterator"])
+def test_close_leaves_response_streams_that_cannot_be_canceled(open_channel, make):
+    """OpenTelemetry's interceptor returns generators."""
+    closed = []
+    channel = open_channel(Inner(make()))
+    channel.on_close(lambda: closed.append(channel))
+    stream = channel.unary_stream("/test.Shop/UnaryStream")(b"x")
+    channel.close()
+    assert closed == [channel]
+    assert list(stream) == [b"y"]
+
+
+class Slotted:
+    """A call without weak references."""
+
+    __slots__ = ()
+
+    def cancel(self):
+        raise AssertionError("not known to the channel")
+
+
+def test_close_leaves_calls_without_weak_references():
+    calls = WaitingCalls()
+    calls.add_running(Slotted())
+    calls.cancel_running()
