@@ -489,21 +489,19 @@ class RetryingCall(Relay):
     # --- Failback ---
 
     def _read_requests(self, command: ReadRequests) -> None:
-        """Read the rest of the requests."""
-        requests = self._requests
-        if requests is not None and requests.is_plain:
-            requests.read_plain_rest()
-        if requests is None or requests.is_over:
+        """Read the rest of the requests, at most until the deadline."""
+        left_s, requests = self.time_remaining(), self._requests
+        timeout_s = READ_TIMEOUT_S if left_s is None else min(READ_TIMEOUT_S, left_s)
+        if requests is None or requests.is_over or timeout_s <= 0:
             self._requests_read(command)
         else:
-            self._run_task(self._read_rest(requests, command))
+            self._run_task(self._read_rest(requests, timeout_s, command))
 
-    async def _read_rest(self, requests: RequestStream, command: ReadRequests) -> None:
-        left_s = self.time_remaining()
+    async def _read_rest(
+        self, requests: RequestStream, timeout_s: float, command: ReadRequests
+    ) -> None:
         with contextlib.suppress(Exception):  # of the user's iterator
-            async with asyncio.timeout(
-                READ_TIMEOUT_S if left_s is None else min(READ_TIMEOUT_S, left_s)
-            ):
+            async with asyncio.timeout(timeout_s):
                 await requests.read_rest()
         self._task = None
         self._requests_read(command)

@@ -45,11 +45,6 @@ class RequestStream:
         self._error: BaseException | None = None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the rest can be read without waiting."""
-        return self._plain is not None
-
-    @property
     def is_buffered(self) -> bool:
         """Whether all requests were read and are in the buffer."""
         return self.buffer.complete and self.buffer.whole
@@ -71,12 +66,7 @@ class RequestStream:
         async for _ in self.replay():
             if not self.buffer.whole:
                 return
-
-    def read_plain_rest(self) -> None:
-        """Read the rest of a plain iterator into the buffer."""
-        self.replay()
-        while self._plain is not None and self._error is None and not self.is_over:
-            self._read_plain(self._plain)
+            await asyncio.sleep(0)  # a plain iterator is read without waiting
 
     def close(self) -> None:
         """Stop reading: the call has ended."""

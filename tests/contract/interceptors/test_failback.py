@@ -143,6 +143,16 @@ def test_a_call_whose_deadline_has_passed_is_queued(shop, client, open_channel, 
     assert "grpc-previous-rpc-attempts" not in seen.metadata
 
 
+def test_requests_are_not_read_after_the_deadline(shop, client, open_channel, queues):
+    channel = open_channel(AUDIT.replace(retry_on="DEADLINE_EXCEEDED"))
+    requests = iter([b"a"])
+    with deadline_scope(0.0):
+        error = client.refused(channel, requests=requests)
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert list(requests) == [b"a"]
+    assert not queues.pending
+
+
 @each_world
 def test_calls_are_not_given_up_while_the_circuit_breaker_is_open(
     shop, client, open_channel, queues, timer

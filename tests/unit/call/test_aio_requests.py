@@ -1,6 +1,9 @@
 """Request streams of `grpc.aio` that several attempts may send."""
 
 import asyncio
+import itertools
+
+import pytest
 
 from fixtures.aio_channels import read_all
 from rpcwheel.call.aio_requests import RequestStream
@@ -72,3 +75,11 @@ async def test_a_closed_stream_is_not_read():
     requests.close()
     assert await waiting == "end"
     await ended.wait()
+
+
+async def test_the_loop_runs_between_the_messages_of_a_plain_iterator():
+    requests = RequestStream(itertools.repeat(b"", 10_000), 10_000_000)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await requests.read_rest()
+    assert not requests.is_over
