@@ -389,7 +389,7 @@ class RetryingCall(Relay):
         if self._factory.waiting is not None:
             self._factory.waiting.add(self)
         self._wait = _TimerWait(self._state, self._context, self._go_on, self._timer_stopped)
-        self._wait.start(at_ns, self.time_remaining())
+        self._wait.start(at_ns, self.time_remaining)
 
     def _timer_stopped(self) -> None:
         self.attempts.timer_stopped()
@@ -576,7 +576,7 @@ class RetryingCall(Relay):
 class _TimerWait:
     """A wait for the next attempt, which ends too if the timer is late or was stopped."""
 
-    __slots__ = ("_check", "_context", "_go_on", "_state", "_stopped", "_timeout")
+    __slots__ = ("_check", "_context", "_go_on", "_left_s", "_state", "_stopped", "_timeout")
 
     def __init__(
         self,
@@ -594,18 +594,20 @@ class _TimerWait:
         self._timeout: Timeout | None = None
         self._check: asyncio.TimerHandle | None = None
 
-    def start(self, at_ns: int, left_s: float | None) -> None:
-        """Wait until `at_ns`; the timer is checked at the latest after `left_s`, the deadline."""
+    def start(self, at_ns: int, left_s: Callable[[], float | None]) -> None:
+        """Wait until `at_ns`; the timer is checked at the latest after `left_s()`, the deadline."""
+        self._left_s = left_s
         loop, wait_s = asyncio.get_running_loop(), max(0, at_ns - self._state.now_ns()) / 1e9
         end = partial(self._context.run, self._end, self._go_on)
         self._timeout = self._state.schedule(lambda _: call_on_loop(loop, end), wait_s, "retry")
         if self._timeout is None:
             self._stopped()
         else:
-            late_s = min(wait_s, TIMER_CHECK_INTERVAL_S) + TIMER_GRACE_S
-            self._check_later(late_s if left_s is None else min(late_s, left_s), at_ns)
+            self._check_later(min(wait_s, TIMER_CHECK_INTERVAL_S) + TIMER_GRACE_S, at_ns)
 
     def _check_later(self, delay_s: float, at_ns: int) -> None:
+        left_s = self._left_s()
+        delay_s = delay_s if left_s is None else min(delay_s, left_s)
         check = partial(self._check_timer, self._state.timer, at_ns)
         later = asyncio.get_running_loop().call_later
         self._check = later(delay_s, check, context=self._context)
