@@ -802,7 +802,9 @@ class CallAttempts:
         with self._changed:
             if attempt not in self._running or self._is_over:
                 return
-            if failure is not None:
+            if failure is None:
+                self.call.ended()  # here: a fatal failure of another attempt must not end it too
+            else:
                 self._running.remove(attempt)
                 self._attempts.failed()
         if failure is None:

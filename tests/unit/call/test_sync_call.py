@@ -1,0 +1,75 @@
+"""The attempts of one call of `.future()` of `grpc`."""
+
+import grpc
+
+from rpcwheel._grpc.calls import Details
+from rpcwheel._grpc.finished import FinishedError
+from rpcwheel.call import CallPolicy, HedgingPolicy
+from rpcwheel.call.client_state import ClientState
+from rpcwheel.call.sync_call import CallAttempts, ClientCall
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.rpc import Kind
+
+
+class Attempt:
+    """An attempt that runs until the test ends it."""
+
+    error = None
+    callback = None
+
+    def add_done_callback(self, callback):
+        self.callback = callback
+
+    def exception(self):
+        return self.error
+
+    def cancel(self):
+        return False
+
+    def end(self, error=None):
+        self.error = error
+        self.callback(self)
+
+
+class LateWorkers(CallAttempts):
+    """Attempts whose jobs run when an attempt has succeeded, before the call has its result."""
+
+    def __init__(self, call):
+        super().__init__(call)
+        self.jobs = []
+
+    def _run_on_worker(self, job):
+        self.jobs.append(job)
+
+    def _finish(self, final):
+        jobs, self.jobs = self.jobs, []
+        for job in jobs:
+            job()
+        return super()._finish(final)
+
+
+class Queue:
+    """A failback queue that counts its calls."""
+
+    calls = 0
+
+    def enqueue(self, *_):
+        self.calls += 1
+        return "queued"
+
+
+def test_a_hedged_call_that_succeeds_is_not_queued_after_a_fatal_failure():
+    hedging = HedgingPolicy(delay=0.0, max_attempts=2, retry_budget=None)
+    failback = FailbackPolicy(retry_on="INTERNAL")
+    policy = CallPolicy(idempotent=True, hedging=hedging, failback=failback)
+    queue, first, second = Queue(), Attempt(), Attempt()
+    state = ClientState(policy, timer=None, queue_of=lambda *_: queue)
+    details = Details("/shop.Orders/Get", None, None, None, None, None)
+    call = ClientCall(state, Kind.UNARY_UNARY, lambda *_: second, details, b"x")
+    call.hedge()
+    attempts = LateWorkers(call)
+    attempts.start(first)
+    first.end(FinishedError(grpc.StatusCode.INTERNAL, "a defect"))
+    second.end()
+    assert attempts.final is second
+    assert queue.calls == 0
