@@ -1055,10 +1055,10 @@ class StreamAttempts(CallAttempts):
         while True:
             with self._changed:
                 attempt = self._current()
+                if attempt is None:
+                    break
                 reader = _Reader(attempt)
                 self._readers.append(reader)
-            if attempt is None:
-                return next(self.final)
             try:
                 message, is_current = self._read(reader)
             except (StopIteration, grpc.RpcError) as end:
@@ -1071,6 +1071,7 @@ class StreamAttempts(CallAttempts):
             else:
                 if is_current:
                     return message
+        return next(self.final)
 
     def _is_settled(self, attempt: AnyCall) -> bool:
         """Whether the caller gets nothing more of this attempt, or the call has ended."""

@@ -1,14 +1,17 @@
-"""The attempts of one call of `.future()` of `grpc`."""
+"""The attempts of one call of `.future()`, or of a response stream, of `grpc`."""
 
 import grpc
+import pytest
 
 from rpcwheel._grpc.calls import Details
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call import CallPolicy, HedgingPolicy
 from rpcwheel.call.client_state import ClientState
-from rpcwheel.call.sync_call import CallAttempts, ClientCall
+from rpcwheel.call.sync_call import CallAttempts, ClientCall, StreamAttempts
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.rpc import Kind
+
+DETAILS = Details("/shop.Orders/Get", None, None, None, None, None)
 
 
 class Attempt:
@@ -58,14 +61,23 @@ class Queue:
         return "queued"
 
 
+def test_a_stream_that_has_ended_keeps_nothing_of_further_reads():
+    state = ClientState(CallPolicy(), timer=None, queue_of=lambda *_: None)
+    call = ClientCall(state, Kind.UNARY_STREAM, lambda *_: None, DETAILS, b"x")
+    attempts = StreamAttempts(call)
+    attempts.cancel()
+    with pytest.raises(grpc.RpcError):
+        attempts.next_message()
+    assert attempts._readers == []
+
+
 def test_a_hedged_call_that_succeeds_is_not_queued_after_a_fatal_failure():
     hedging = HedgingPolicy(delay=0.0, max_attempts=2, retry_budget=None)
     failback = FailbackPolicy(retry_on="INTERNAL")
     policy = CallPolicy(idempotent=True, hedging=hedging, failback=failback)
     queue, first, second = Queue(), Attempt(), Attempt()
     state = ClientState(policy, timer=None, queue_of=lambda *_: queue)
-    details = Details("/shop.Orders/Get", None, None, None, None, None)
-    call = ClientCall(state, Kind.UNARY_UNARY, lambda *_: second, details, b"x")
+    call = ClientCall(state, Kind.UNARY_UNARY, lambda *_: second, DETAILS, b"x")
     call.hedge()
     attempts = LateWorkers(call)
     attempts.start(first)
