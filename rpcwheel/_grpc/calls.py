@@ -6,6 +6,7 @@ versions of grpcio on which it was verified.
 
 from __future__ import annotations
 
+import weakref
 from contextlib import suppress
 from functools import partial
 from types import NoneType
@@ -302,6 +303,19 @@ def run_at_end(call: AnyCall, callback: Callable[[], object]) -> None:
     add = getattr(call, "add_callback", None)
     if add is None or not add(InternalCallback(callback)):
         callback()
+
+
+def weak_status(call: AnyCall) -> Callable[[], object]:
+    """Return a weak reference to the object that has the status of a call.
+
+    In gRPC's own calls (1.60 to 1.85) and in a `RetryingCall` it is `_state`, which exists until
+    the callbacks have run, even if the caller has dropped the call.
+    """
+    state = getattr(call, "_state", None)
+    try:
+        return weakref.ref(state if hasattr(state, "code") else call)
+    except TypeError:  # of another library
+        return lambda: None
 
 
 # --- The server of an attempt ---

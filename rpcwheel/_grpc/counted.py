@@ -6,14 +6,13 @@ and one around that of the calls. They return the calls of gRPC themselves, and 
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from rpcwheel.rpc import classes_by_kind
 from rpcwheel.telemetry.call_counts import CallEnd
 
 from . import multicallable
-from .calls import InternalCallback, code_for, code_of, has_ended
+from .calls import InternalCallback, code_for, code_of, has_ended, weak_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,29 +77,19 @@ def begin_observed(
 class _CallEnd(CallEnd):
     """The end of a running call, as a callback of the call.
 
-    Refers weakly to the object that has the status: in gRPC's own calls (1.60 to 1.85) and in a
-    `RetryingCall` it is `_state`, which exists until the callbacks have run, even if the caller has
-    dropped the call. A call that is single-threaded runs its callbacks only while it is read.
+    A call that is single-threaded runs its callbacks only while it is read.
     """
 
     __slots__ = ("_status",)
 
     def __init__(self, counts: CallObserver, began_ns: Any, call: AnyCall) -> None:
         super().__init__(counts, began_ns)
-        state = getattr(call, "_state", None)
-        self._status = _weak(state if hasattr(state, "code") else call)
+        self._status = weak_status(call)
 
     def __call__(self) -> None:
         counts, status = self._counts, self._status()
         if counts is not None:
             self.end("CANCELLED" if status is None else code_for(counts, status))
-
-
-def _weak(status: object) -> Callable[[], object]:
-    try:
-        return weakref.ref(status)
-    except TypeError:  # of another library
-        return lambda: None
 
 
 class _CountedIterator:

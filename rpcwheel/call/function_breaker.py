@@ -32,6 +32,7 @@ from rpcwheel._concurrency.callbacks import callable_name, is_coroutine_function
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import aio_relay, calls
 from rpcwheel._grpc.aio_counted import count_end
+from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.admission.circuit import FUNCTION, CircuitBreaker
 from rpcwheel.admission.method import MethodAdmissionStatus
 from rpcwheel.admission.policy import BreakerPolicy
@@ -279,7 +280,8 @@ class _Running:
         if isinstance(result, grpc.aio.Call):
             count_end(self, weakref.ref(result), result)
         elif isinstance(result, grpc.Call):  # its `add_done_callback` would keep it alive
-            calls.run_at_end(result, partial(self._call_ended, weakref.ref(result)))
+            end = partial(self._call_ended, weakref.ref(result), calls.weak_status(result))
+            calls.run_at_end(result, end)
         elif _is_future(result):
             result.add_done_callback(self._future_ended)
         elif inspect.isawaitable(result):
@@ -318,14 +320,20 @@ class _Running:
                 error = raised
             self.ended(error)
 
-    def _call_ended(self, call: weakref.ref[Any]) -> None:
-        """End a call of `grpc`, perhaps on its thread."""
-        ended = call()
-        if ended is None:  # it was dropped, so it is canceled
+    def _call_ended(self, call: weakref.ref[Any], status: Callable[[], Any]) -> None:
+        """End a call of `grpc`, perhaps on its thread. Its caller may have dropped it meanwhile."""
+        state = status()
+        ended = call() or getattr(state, "final", None)  # of a `RetryingCall`
+        code = "CANCELLED" if state is None else calls.code_of(state)
+        if code == "CANCELLED":
             self._canceled()
+        elif code == "OK":
+            self.ended(None)
+        elif ended is not None:
+            self._ended_on_worker(calls.failure_of(ended))
         else:
-            is_ok = calls.code_of(ended) == "OK"
-            self._ended_on_worker(None if is_ok else calls.failure_of(ended))
+            details = getattr(state, "details", "")  # of gRPC's own call
+            self._ended_on_worker(FinishedError(grpc.StatusCode[code], details))
 
     def _future_ended(self, future: Any) -> None:
         """End a future: of asyncio on its event loop, any other on any thread."""

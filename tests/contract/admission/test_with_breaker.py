@@ -10,8 +10,8 @@ from functools import partial
 import grpc
 import pytest
 
-from fixtures.shop import UNARY_STREAM, Fail, Hang
-from fixtures.waiting import wait_until
+from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang
+from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import METHODS
 from rpcwheel import with_breaker
 from rpcwheel.admission import BreakerState
@@ -259,6 +259,27 @@ def test_a_response_stream_that_is_dropped_is_canceled(shop, timer):
         del stream
         gc.collect()
         wait_until(shop.calls[0].ended.is_set)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_future_of_grpc_that_is_dropped_after_its_end_counts(shop, timer, fails):
+    dropped = threading.Event()
+    with grpc.insecure_channel(shop.target) as channel:
+
+        @with_breaker(timer=timer, failures=lambda error: error.details() == "busy", **SETTINGS)
+        def begin():
+            call = channel.unary_unary(UNARY_UNARY).future(b"x")
+            call.add_callback(partial(dropped.wait, WAIT_S))  # before that of the breaker
+            return call
+
+        make_half_open(begin.breaker, timer)
+        if fails:
+            shop.then(Fail("UNAVAILABLE", "busy"))
+        begin().code()
+        gc.collect()
+        dropped.set()
+        end = BreakerState.OPEN if fails else BreakerState.CLOSED
+        wait_until(lambda: begin.breaker.state is end)
 
 
 def test_an_awaitable_whose_end_is_not_known_is_refused(timer):
