@@ -221,7 +221,6 @@ class RetryingCall(Relay):
         self._wait_for_ready = wait_for_ready
         self._begun = started_ns, deadline_ns
         self._context = copy_context()
-        self._slow = factory.state.watch_slow_call(factory.method, config)
         if config.keeps_requests or config.hedging is not None:
             if self.kind.streams_requests:
                 if request is not None and config.buffer_bytes is not None:
@@ -229,6 +228,7 @@ class RetryingCall(Relay):
             elif request.__class__ is not bytes:
                 request = copy_of(request)  # 2 µs for a small message
         self._request = request
+        self._slow = factory.state.watch_slow_call(factory.method, config)
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline of all attempts; None without a deadline."""

@@ -142,6 +142,14 @@ async def test_write_is_refused_after_an_iterator_was_given(channels):
         assert await call == b"a"
 
 
+async def test_a_call_whose_requests_cannot_be_iterated_is_not_watched(own, timer):
+    slow = DeadlinePolicy(slow_call_threshold=9.0)
+    channel = own.retrying(timeout=slow, timer=timer)
+    with pytest.raises(TypeError):
+        channel.stream_unary(STREAM_UNARY)(5)
+    assert timer.pending == 0
+
+
 async def test_written_requests_are_not_sent_again(shop, own, events):
     shop.then(Fail("UNAVAILABLE", read=True))
     call = own.retrying().stream_unary(STREAM_UNARY)()
