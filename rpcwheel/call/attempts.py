@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from rpcwheel.backoff import wait_of_call
 from rpcwheel.durations import NEVER, to_seconds
@@ -157,32 +157,12 @@ FATAL: Final = Stop("`non_fatal_codes` does not name its status")
 # --- Plans ---
 
 
-class _Plan(Protocol):
-    """Decides which attempts follow the first one of a call."""
-
-    next_ns: int
-    """When the next attempt is due; `NEVER` if none is planned."""
-    attempt_ns: int
-    """The deadline of the newest attempt."""
-
-    def ended(self, now_ns: int, result: AttemptResult) -> Step:
-        """Decide what follows a failed attempt. Changes nothing that other methods read."""
-
-    def accept(self, step: NextAttempt | Wait) -> None:
-        """Plan the next attempt, as decided; after `Wait(NEVER)` no more are made."""
-
-    def due(self, now_ns: int) -> NextAttempt | None:
-        """Return the planned attempt, which is due; None if the budget does not allow it."""
-
-    def canceled(self, attempts: int) -> None:
-        """Note that running attempts were canceled."""
-
-
 class RetryPlan:
     """Attempts one after the other. Decides what follows each failed one."""
 
     # Class attributes are the initial values: a call that succeeds sets none of them.
     next_ns: int = NEVER
+    """When the next attempt is due; `NEVER` if none is planned."""
     _next: NextAttempt | None = None
     _number = 1
 
@@ -206,9 +186,12 @@ class RetryPlan:
         self._config = config
         self._budget = budget
         self.attempt_ns = attempt_deadline_ns(config, started_ns, deadline_ns)
+        """The deadline of the newest attempt."""
 
     def ended(self, now_ns: int, result: AttemptResult) -> NextAttempt | Stop:
         """Decide what follows the newest attempt, which has failed.
+
+        Changes nothing that other methods read.
 
         Raises:
             Exception: Whatever the user's `backoff` raised.
@@ -321,7 +304,7 @@ class HedgingPlan:
         self.accept(Wait(started_ns + config.delay_ns))
 
     def ended(self, now_ns: int, result: AttemptResult) -> Wait | Stop:
-        """Decide when another attempt follows a failed one."""
+        """Decide when another attempt follows a failed one; changes nothing, as in `RetryPlan`."""
         pushback_ns = result.pushback_ns
         if result.not_sent:
             _count_not_sent(self._budget, self._number, now_ns)
@@ -408,7 +391,7 @@ class Attempts:
         self._method = method
         self._config = config
         self._started_ns = started_ns
-        self._plan: _Plan
+        self._plan: RetryPlan | HedgingPlan
         if hedged and config.hedging is not None:
             self._plan = HedgingPlan(started_ns, deadline_ns, config.hedging, budget)
         else:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rpcwheel._grpc.calls import value_of, was_not_sent
 from rpcwheel.backoff import Backoff
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 BudgetKey: TypeAlias = "tuple[float, int] | RetryThrottling"
 """The settings of a budget: the arguments of `RetryBudget`, or those of `RetryThrottle`. Policies
 with equal settings share one budget, so they are its key."""
+
+Budget: TypeAlias = "RetryBudget | RetryThrottle"
+"""Limits further attempts (retries and hedges) to one target."""
 
 Metadata: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 
@@ -230,22 +233,6 @@ def budget_key(policy: RetryPolicy | HedgingPolicy) -> BudgetKey | None:
     if isinstance(share_or_throttling, (int, float)):
         return share_or_throttling, policy.min_retries
     return share_or_throttling
-
-
-class Budget(Protocol):
-    """Limits further attempts (retries and hedges) to one target."""
-
-    def call(self, now_ns: int) -> None:
-        """Count a call that begins."""
-
-    def failed(self, *, by_server: bool) -> None:
-        """Count a failed attempt; `by_server` if the failure shows a problem of the server."""
-
-    def take(self, now_ns: int) -> bool:
-        """Return whether another attempt is allowed, and count it if so."""
-
-    def give_back(self, now_ns: int) -> None:
-        """Do not count an attempt that was allowed, because it was not sent."""
 
 
 def attempt_deadline_ns(config: RetryConfig | None, at_ns: int, deadline_ns: int) -> int:

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.aio import FailbackInvoker, close_empty
 
 from .aio_client import InterceptedChannel, interceptors_for
 from .aio_server import server_interceptors
-from .nesting import warn_if_nested
-from .queues import FailbackQueuesBase, client_state, refuse_journal
+from .queues import FailbackQueuesBase, apply_policies_with, client_state, refuse_journal
 
 if TYPE_CHECKING:
     import grpc
@@ -166,31 +165,5 @@ def intercept_channel(
     return apply_policies(channel, policy, timer=timer, queues=queues, stacklevel=3)
 
 
-def apply_policies(
-    channel: grpc.aio.Channel,
-    policy: CallPolicy,
-    *,
-    timer: Timer | None,
-    queues: FailbackQueues | None,
-    keeps: bool = False,
-    stacklevel: int,
-    breakers: Breakers | None = None,
-) -> InterceptedChannel:
-    """Apply policies to a channel, for `intercept_channel` and kits.
-
-    Args:
-        channel: The channel of the user or of the kit.
-        policy: The policies of all methods.
-        timer: As for `client_interceptors`.
-        queues: As for `client_interceptors`.
-        keeps: Whether `queues` keep the connections of a closed channel while calls of it are
-            queued.
-        stacklevel: The frame that a warning names; 2 is the caller of this function.
-        breakers: Those of the kit; None for new ones.
-    """
-    state = client_state(
-        policy, timer=timer, queues=queues, queues_class=FailbackQueues, breakers=breakers
-    )
-    intercepted = InterceptedChannel(channel, state, queues if keeps else None)
-    warn_if_nested(channel, policy, stacklevel=stacklevel)
-    return intercepted
+apply_policies: Final = partial(apply_policies_with, InterceptedChannel, FailbackQueues)
+"""Apply policies to a channel, for `intercept_channel` and kits."""

@@ -13,6 +13,8 @@ from rpcwheel.call.failback_policy import same_name_problem
 from rpcwheel.errors import ConfigurationError, public_name, safe_repr
 from rpcwheel.failback.invoker import InvokerBase
 
+from .nesting import warn_if_nested
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from rpcwheel.journal.backend import StoredCall
     from rpcwheel.timer.api import Timer
 
+ChannelT = TypeVar("ChannelT")
 InvokerT = TypeVar("InvokerT", bound=InvokerBase)
 
 
@@ -257,6 +260,40 @@ def _is_open(routes: weakref.ref[JournalRoutes]) -> bool:
     """Whether the channel was neither closed nor dropped."""
     existing = routes()
     return existing is not None and not existing._closed  # noqa: SLF001 - of this module
+
+
+def apply_policies_with(
+    channel_class: Callable[..., ChannelT],
+    queues_class: type[FailbackQueuesBase[Any]],
+    channel: Any,
+    policy: CallPolicy,
+    *,
+    timer: Timer | None,
+    queues: FailbackQueuesBase[Any] | None,
+    keeps: bool = False,
+    stacklevel: int,
+    breakers: Breakers | None = None,
+) -> ChannelT:
+    """Apply policies to a channel, for `intercept_channel` and kits.
+
+    Args:
+        channel_class: The `InterceptedChannel` of the world.
+        queues_class: The `FailbackQueues` of the world.
+        channel: The channel of the user or of the kit.
+        policy: The policies of all methods.
+        timer: As for `client_interceptors`.
+        queues: As for `client_interceptors`.
+        keeps: Whether `queues` keep the connections of a closed channel while calls of it are
+            queued.
+        stacklevel: The frame that a warning names; 2 is the caller of this function.
+        breakers: Those of the kit; None for new ones.
+    """
+    state = client_state(
+        policy, timer=timer, queues=queues, queues_class=queues_class, breakers=breakers
+    )
+    intercepted = channel_class(channel, state, queues if keeps else None)
+    warn_if_nested(channel, policy, stacklevel=stacklevel)
+    return intercepted
 
 
 def refuse_journal(state: ClientState) -> None:

@@ -9,14 +9,14 @@ Apply them to existing channels and servers::
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.sync import FailbackInvoker, close_all, flush_all
 
 from .client import InterceptedChannel, interceptors_for
-from .nesting import warn_if_nested
-from .queues import FailbackQueuesBase, client_state, refuse_journal
+from .queues import FailbackQueuesBase, apply_policies_with, client_state, refuse_journal
 from .server import server_interceptors
 
 if TYPE_CHECKING:
@@ -174,31 +174,5 @@ def intercept_channel(
     return apply_policies(channel, policy, timer=timer, queues=queues, stacklevel=3)
 
 
-def apply_policies(
-    channel: grpc.Channel,
-    policy: CallPolicy,
-    *,
-    timer: Timer | None,
-    queues: FailbackQueues | None,
-    keeps: bool = False,
-    stacklevel: int,
-    breakers: Breakers | None = None,
-) -> InterceptedChannel:
-    """Apply policies to a channel, for `intercept_channel` and kits.
-
-    Args:
-        channel: The channel of the user or of the kit.
-        policy: The policies of all methods.
-        timer: As for `client_interceptors`.
-        queues: As for `client_interceptors`.
-        keeps: Whether `queues` keep the connections of a closed channel while calls of it are
-            queued.
-        stacklevel: The frame that a warning names; 2 is the caller of this function.
-        breakers: Those of the kit; None for new ones.
-    """
-    state = client_state(
-        policy, timer=timer, queues=queues, queues_class=FailbackQueues, breakers=breakers
-    )
-    intercepted = InterceptedChannel(channel, state, queues if keeps else None)
-    warn_if_nested(channel, policy, stacklevel=stacklevel)
-    return intercepted
+apply_policies: Final = partial(apply_policies_with, InterceptedChannel, FailbackQueues)
+"""Apply policies to a channel, for `intercept_channel` and kits."""
