@@ -8,6 +8,9 @@ of keys that have jobs.
 The threads are daemons: a job that hangs does not prevent the process from exiting. A thread
 without jobs ends after `IDLE_TIMEOUT_S`, as starting another one costs 0.1 ms.
 
+If the system refuses a thread, the job waits until a thread of the executor is free, or can be
+started: `retry` tries it, called by the shared timer after `RETRY_S`.
+
 No lock is held while a job runs. A job can be submitted under any lock, and by a finalizer.
 """
 
@@ -18,7 +21,8 @@ import os
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from rpcwheel.events import ExecutorRejected, TaskFailed, emit
 
@@ -35,6 +39,8 @@ SHARED_THREADS: Final = 4
 IDLE_TIMEOUT_S: Final = 0.05
 """Seconds after which a thread without jobs ends."""
 
+RETRY_S: Final = 1.0
+"""Seconds until the next attempt to start a thread, after one that failed."""
 
 EXECUTOR_NAME: Final = "rpcwheel-worker"
 """The `timer` of its events."""
@@ -46,6 +52,9 @@ class KeyedExecutor:
     def __init__(self, name: str = EXECUTOR_NAME, shared_threads: int = SHARED_THREADS) -> None:
         self._name = name
         self._shared_threads = shared_threads
+        self.timer: Callable[[], Any] | None = None
+        """Returns the timer that calls `retry`. `rpcwheel.timer.sync`, of a higher layer, sets it
+        for `EXECUTOR`."""
         self.reset()
 
     def reset(self) -> None:
@@ -56,13 +65,14 @@ class KeyedExecutor:
         self._waiting: dict[Hashable, deque[Job]] = {}  # in the order in which keys get threads
         self._handed: deque[tuple[Hashable, Job]] = deque()  # for idle and starting threads
         self._idle = 0  # threads that wait for a job
+        self._retry_planned = False
 
     def submit(self, key: Hashable, job: Job) -> None:
         """Run `job` on a worker thread. Never blocks.
 
         Jobs of one key start in order. An exception of a job becomes a `TaskFailed` event. If no
         thread can be started, an `ExecutorRejected` event is emitted on the calling thread, and
-        the job waits until a thread is free.
+        the job waits until a thread is free or can be started.
         """
         with self._changed:
             if key in self._running and self._busy() >= self._shared_threads:
@@ -108,7 +118,25 @@ class KeyedExecutor:
                 self._handed.remove((key, job))
                 self._note_end(key)
                 self._waiting.setdefault(key, deque()).appendleft(job)
+                self._plan_retry()
             emit(ExecutorRejected(timer=self._name, task=callable_name(job), error=error))
+
+    def _plan_retry(self) -> None:
+        """Have the timer try again, unless it will; with the lock.
+
+        If the timer's own thread is refused too, the job waits for the next one that is submitted.
+        """
+        if self.timer is not None and not self._retry_planned:
+            with suppress(RuntimeError):
+                self.timer().new_timeout(self._retry_all, RETRY_S)
+                self._retry_planned = True
+
+    def _retry_all(self, _: object) -> None:
+        with self._changed:
+            self._retry_planned = False
+            keys = tuple(self._waiting)
+        for key in keys:
+            self.retry(key)
 
     def _work(self) -> None:
         """Run jobs until none is submitted for `IDLE_TIMEOUT_S`."""

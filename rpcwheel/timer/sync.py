@@ -8,6 +8,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.durations import NEVER
 from rpcwheel.events.events import TaskFailed, TaskSlow
 from rpcwheel.events.hub import emit
@@ -208,6 +209,9 @@ def shared_timer() -> WheelTimer:
             if timer is None:
                 timer = _shared.timer = _SharedTimer()
     return timer
+
+
+EXECUTOR.timer = shared_timer
 
 
 def _after_fork_in_child() -> None:

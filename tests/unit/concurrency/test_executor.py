@@ -14,6 +14,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel._concurrency.executor import EXECUTOR, KeyedExecutor
 from rpcwheel.events import ExecutorRejected, TaskFailed
+from rpcwheel.timer import ManualTimer, WheelTimer, shared_timer
 
 NUMBERS = itertools.count(1)
 
@@ -218,6 +219,44 @@ def test_a_job_whose_thread_cannot_start_waits_for_another_thread(pool, events, 
     assert [type(event) for event in events] == [ExecutorRejected]
     assert run(pool).wait(WAIT_S)
     assert first.wait(WAIT_S)
+
+
+def test_the_timer_starts_the_threads_that_were_refused(pool, events, monkeypatch):
+    timer = ManualTimer()
+    pool.timer = lambda: timer
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", cannot_start)
+        first, second, other = run(pool), run(pool), run(pool, "other")
+        timer.advance(executor.RETRY_S)
+        assert timer.pending == 1
+    assert len(events) == 5  # one for each job, and one for each key at the second attempt
+    timer.advance(executor.RETRY_S)
+    assert first.wait(WAIT_S)
+    assert second.wait(WAIT_S)
+    assert other.wait(WAIT_S)
+    assert timer.pending == 0
+
+
+def test_a_refused_thread_of_the_timer_does_not_break_submit(pool, events, monkeypatch):
+    with WheelTimer() as timer, monkeypatch.context() as patch:
+        pool.timer = lambda: timer
+        patch.setattr(threading.Thread, "start", cannot_start)
+        first = run(pool)
+        patch.undo()
+        assert [type(event) for event in events] == [ExecutorRejected]
+        assert run(pool).wait(WAIT_S)
+        assert first.wait(WAIT_S)
+
+
+def test_the_shared_timer_starts_the_threads_of_the_process(monkeypatch, events):
+    monkeypatch.setattr(executor, "RETRY_S", 0.01)
+    shared_timer().new_timeout(bool, 0)  # starts its thread
+    with monkeypatch.context() as patch:
+        patch.setattr(executor._Thread, "start", cannot_start)
+        done = threading.Event()
+        EXECUTOR.submit(done, done.set)
+    assert done.wait(WAIT_S)
+    assert ExecutorRejected in map(type, events)
 
 
 def test_each_job_of_concurrent_threads_runs_once(pool):
