@@ -297,7 +297,7 @@ class Reconciler:
             else:
                 self.remove(record, now_ns)
         for record in self._records.values():
-            record.due_ns = min(record.due_ns, now_ns)
+            record.due_ns = now_ns
         self._due = [(now_ns, next(self._numbers), record) for record in self._records.values()]
         heapify(self._due)
         self.closing = True

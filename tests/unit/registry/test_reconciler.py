@@ -340,6 +340,14 @@ def test_close_withdraws_a_refused_instance_at_once(driver):
     assert driver.run_next()[:2] == ("withdraw", ["a:1"])
 
 
+def test_close_withdraws_what_was_removed_before(driver):
+    record = driver.publish()
+    driver.remove(record)
+    driver.now_ns += SECOND  # its request has not been made yet
+    driver.core.close(driver.now_ns)
+    assert driver.run_next()[:2] == ("withdraw", ["a:1"])
+
+
 def test_close_attempts_a_failing_withdrawal_twice(driver):
     record = driver.publish()
     driver.core.close(driver.now_ns)

@@ -84,8 +84,13 @@ class Reconciling(RuleBasedStateMachine):
         self.wanted: dict = {}
         self.entries: list = []
         self.states: dict = {}
+        self.closes_at_end = False
 
     # What is wanted
+
+    @rule()
+    def close_at_the_end(self):
+        self.closes_at_end = True
 
     @rule(intent=INTENTS)
     def change_your_mind(self, intent):
@@ -184,7 +189,14 @@ class Reconciling(RuleBasedStateMachine):
             assert self.core.next_wake_ns() < NEVER
 
     def teardown(self):
-        """Once nothing fails any more, all is as wanted; within lease, retry and jitter."""
+        """Once nothing fails any more, all is as wanted; within lease, retry and jitter.
+
+        After `close`, nothing is wanted, and no late request is expected.
+        """
+        if self.closes_at_end:
+            self.engine.late.clear()
+            self.wanted.clear()
+            self.core.close(self.now_ns)
         end_ns = self.now_ns + 4 * LEASE
         while self.core.next_wake_ns() <= end_ns:
             self.now_ns = max(self.now_ns, self.core.next_wake_ns())
