@@ -141,12 +141,11 @@ class DubboBackend(ZookeeperNodes):
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
         client, end_ns = self._session.client(), self._session.end_ns()
-        withdrawn_here = [
-            self._current.pop(instance.key)
-            for instance in instances
-            if instance.key in self._current
-        ]
-        self._put_applications(client, _addresses(withdrawn_here), end_ns)
+        if self._has_applications:  # by `_paths`, which has them until this has succeeded
+            for instance in instances:
+                self._current.pop(instance.key, None)
+            published_here = [instance for instance in instances if instance.key in self._paths]
+            self._put_applications(client, _addresses(published_here), end_ns)
         doomed = []
         for service, group in _by_service(instances).items():
             withdrawn = {(instance.id, instance.epoch) for instance in group}

@@ -15,7 +15,7 @@ from fixtures.engines import engine_fixture
 from fixtures.interrupts import Interrupt
 from fixtures.waiting import wait_until
 from rpcwheel.cli import main
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, RegistryUnavailable
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
@@ -156,6 +156,20 @@ def test_a_server_is_listed_at_the_application_level(dubbo, opened, root):
         assert server["payload"]["metadata"]["dubbo.metadata.revision"] != revision
         backend.withdraw([A, stock])
         assert operator.get_children(f"/{root}/{application}") == ["10.0.0.2:1"]
+
+
+def test_a_withdrawal_that_failed_is_repeated_at_the_application_level(dubbo, opened, root):
+    application, proxy = f"app-{root}", dubbo.proxy()
+    url = dubbo.url(port=proxy.port, root=root, application=application)
+    backend = opened(url, lease=60, timeout=0.5)
+    in_the_end(lambda: backend.publish([A]))
+    proxy.blackhole()
+    with pytest.raises(RegistryUnavailable):
+        backend.withdraw([A])
+    proxy.heal()
+    in_the_end(lambda: backend.withdraw([A]))
+    with dubbo.operator() as operator:
+        assert operator.get_children(f"/{root}/{application}") == []
 
 
 def test_metadata_are_written_for_dubbo_go_too_below_the_default_root(dubbo, opened, root):
