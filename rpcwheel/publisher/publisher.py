@@ -428,7 +428,7 @@ class PublisherBase(Generic[R]):
                 shutdown.run("lame duck", shutdown.wait_lame_duck)
             is_left_running = self._ran_before and self._start_failed
             if published.instances and not is_left_running and not self._server.is_gone:
-                step = shutdown.begin_step("stop", shutdown.grace_s + STOP_MARGIN_S, 0.0)
+                step = shutdown.begin_step("stop", None)
                 shutdown.run("stop of the server", partial(self._stop_server, step))
             # Without an event: "closed" is reported when this step has ended.
             step = RunningStep(shutdown, CLOSE_TIMEOUT_S)
@@ -457,11 +457,9 @@ class PublisherBase(Generic[R]):
         grace_s = self._shutdown.grace_s
         stopped = self._server.stop(grace_s)
         step.wait_for([stopped])
-        if step.hurried.is_set():
-            has_grace_left = grace_s > 0 and not stopped.is_set()
-            if has_grace_left:
-                self._server.stop(0)
-            stopped.wait(STOP_MARGIN_S)
+        if self._shutdown.grace_s < grace_s and not stopped.is_set():
+            self._server.stop(0)
+        stopped.wait(STOP_MARGIN_S)
 
     def _call_undo_on_serving(self) -> None:
         if self._undo_on_serving is not None:
@@ -509,8 +507,9 @@ class Publisher(PublisherBase[Registry]):
         """Stop in order; from any thread, any number of times.
 
         Args:
-            grace: Seconds for which running calls may go on. Of all that were given, the smallest
-                counts. 0: stop at once, without the lame duck.
+            grace: Seconds for which running calls may go on after the server has begun to refuse
+                calls. Of all that were given, also later, the smallest counts. 0: stop at once,
+                without the lame duck.
             reason: For events; of several calls, the reason of the first counts.
             wait: Whether to wait until the publisher is closed. Give False where the stop waits for
                 the caller, as in a handler of the server.

@@ -58,12 +58,10 @@ class Shutdown:
         self.hurried.set()
         self._lame_duck_over.set()
 
-    def begin_step(
-        self, name: str, timeout_s: float = 0.0, hurried_timeout_s: float | None = None
-    ) -> RunningStep:
+    def begin_step(self, name: str, timeout_s: float | None = 0.0) -> RunningStep:
         """Emit the event of a step, and begin it; the deadline is as of `RunningStep`."""
         self.events.emit(ShutdownStep(self._name(), name, self.reason))
-        return RunningStep(self, timeout_s, hurried_timeout_s)
+        return RunningStep(self, timeout_s)
 
     def run(
         self, name: str, job: Callable[[], object], ended: threading.Event | None = None
@@ -96,21 +94,16 @@ class Shutdown:
 class RunningStep:
     """A step of the stop, with a deadline on the timer's clock."""
 
-    def __init__(
-        self, shutdown: Shutdown, timeout_s: float, hurried_timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, shutdown: Shutdown, timeout_s: float | None) -> None:
         """Begin now.
 
         Args:
             shutdown: The stop of which it is a step.
-            timeout_s: The time from now to the deadline.
-            hurried_timeout_s: The same if the stop is hurried; None: `HURRIED_TIMEOUT_S`.
+            timeout_s: The time from now to the deadline, unless the stop is hurried. None: the
+                grace of the stop, which may become shorter meanwhile.
         """
         self._shutdown = shutdown
         self._timeout_s = timeout_s
-        self._hurried_timeout_s = (
-            HURRIED_TIMEOUT_S if hurried_timeout_s is None else hurried_timeout_s
-        )
         self._begin_ns = shutdown.now_ns()
 
     @property
@@ -120,7 +113,11 @@ class RunningStep:
 
     def left_s(self) -> float:
         """Return the seconds until the deadline, or 0."""
-        timeout_s = self._hurried_timeout_s if self.hurried.is_set() else self._timeout_s
+        timeout_s = self._timeout_s
+        if timeout_s is None:
+            timeout_s = self._shutdown.grace_s
+        elif self.hurried.is_set():
+            timeout_s = HURRIED_TIMEOUT_S
         return max(0.0, timeout_s - to_seconds(self._shutdown.now_ns() - self._begin_ns))
 
     def wait_for(self, events: Iterable[threading.Event]) -> None:

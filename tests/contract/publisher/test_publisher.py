@@ -396,6 +396,27 @@ def test_stop_with_grace_0_hurries_a_running_stop(
     assert call.code() in ENDED
 
 
+def test_a_smaller_grace_shortens_a_running_stop(
+    world, make_world_shop, publish, held_call, memory, timer, events
+):
+    shop = make_world_shop()
+    published = publish(shop, memory, SERVICE, timer=timer, lame_duck=0, grace=600)
+    call = held_call(shop, published)
+
+    def advances_until(seconds, done):
+        timer.advance(seconds)
+        return done()
+
+    published.begin_stop()
+    assert wait_until(lambda: advances_until(0, lambda: "stop" in steps(events)))
+    published.begin_stop(grace=100)
+    published.begin_stop(grace=200)
+    timer.advance(99)
+    assert not call.done()
+    assert wait_until(lambda: advances_until(1, lambda: published.state == "closed"))
+    assert call.code() in ENDED
+
+
 def test_start_and_stop_are_idempotent(world, make_world_shop, publish, memory, events):
     published = publish(make_world_shop(), memory, SERVICE)
     world.do(published.start)
