@@ -223,11 +223,11 @@ class Publisher(PublisherBase[Registry]):
     async def wait_published(self, timeout: Duration) -> bool:  # noqa: ASYNC109
         """Wait until all services are in all registries, at most `timeout` seconds.
 
-        Returns whether they are.
+        Returns whether they are. Before the start: False, at once.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(loop_timeout(checked_wait(timeout, "timeout"))):
-                return all(
+                return self._published.is_registered and all(
                     [await registration.wait_published() for registration in self.registrations]
                 )
         return False

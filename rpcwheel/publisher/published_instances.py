@@ -163,6 +163,12 @@ class PublishedInstances(Generic[R]):
                 registration = registry._blocking.register(instance)
                 self.registrations.append((registry, registration))
 
+    @property
+    def is_registered(self) -> bool:
+        """Whether each instance was registered in each registry; what they answer is not known."""
+        expected = len(self.registries) * len(self.instances)
+        return 0 < expected == len(self.registrations)
+
     def withdraw(self, registry: R, step: RunningStep) -> None:
         """Publish DRAINING, give clients a moment to see it, and unregister.
 

@@ -536,10 +536,10 @@ class Publisher(PublisherBase[Registry]):
     def wait_published(self, timeout: Duration) -> bool:
         """Wait until all services are in all registries, at most `timeout` seconds.
 
-        Returns whether they are.
+        Returns whether they are. Before the start: False, at once.
         """
         until = time.monotonic() + (checked_wait(timeout, "timeout") or 0.0)
-        return all(
+        return self._published.is_registered and all(
             registration.wait_published(max(0.0, until - time.monotonic()))
             for registration in self.registrations
         )

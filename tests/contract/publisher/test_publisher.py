@@ -225,6 +225,14 @@ def test_a_server_is_published_in_several_registries_and_those_of_the_user_stay_
     assert opened.closed
 
 
+def test_nothing_is_published_before_the_start(world, make_world_shop, memory):
+    published = world.api.Publisher(make_world_shop().server, memory, SERVICE, **QUICK)
+    try:
+        assert not world.do(published.wait_published, WAIT_S)
+    finally:
+        world.do(published.stop, 0)
+
+
 def test_a_registry_that_is_down_at_the_start_gets_the_instance_later(shop, flaky):
     backend, registry = flaky
     backend.down()
