@@ -41,13 +41,15 @@ def serve(dubbo_zookeeper):
 
         def serve(name, group=GROUP, **settings):
             orders = OrdersServer(name)
+            if settings.get("port"):
+                orders.server.add_insecure_port("{host}:{port}".format(**settings))
             publisher = rpcwheel.Publisher(
                 orders.server,
                 dubbo_zookeeper.url(application="py-shop"),
                 SERVICE,
-                port=0,
-                host="127.0.0.1",
-                **{"lame_duck": 0.0, "grace": 0.0, "group": group, "version": VERSION} | settings,
+                **{"host": "127.0.0.1", "port": 0, "lame_duck": 0.0, "grace": 0.0}
+                | {"group": group, "version": VERSION}
+                | settings,
             )
             stack.enter_context(publisher)
             assert publisher.wait_published(WAIT_S)
@@ -87,6 +89,17 @@ def test_a_go_consumer_calls_all_kinds_of_methods(serve, run, level):
     assert seen["trace-id"] == "42"
     assert (seen["tri-service-group"], seen["tri-service-version"]) == (GROUP, VERSION)
     assert 0 < float(seen["time_remaining"]) <= 3.0
+
+
+def test_a_go_consumer_calls_all_servers_that_share_a_revision(serve, run):
+    """They differ only in their host, as the pods of a deployment do."""
+    port = free_port()
+    for host in ("127.0.0.1", "127.0.0.2"):
+        serve(host, group="g6", host=host, port=port)
+    with run("consumer", level="service", group="g6") as consumer:
+        consumer.wait_for("ready")
+        wait_until_called(consumer, "127.0.0.1")
+        wait_until_called(consumer, "127.0.0.2")
 
 
 def test_no_call_of_a_go_consumer_fails_while_servers_are_replaced(serve, run):

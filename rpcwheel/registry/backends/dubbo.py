@@ -406,7 +406,7 @@ class DubboBackend(ZookeeperNodes):
             services.append((interface, instance.service, parameters))
             self._put_mapping(client, f"{self._root}/mapping/{interface}", end_ns)
         host, port = served[0].host, served[0].port
-        revision, metadata = metadata_of(self._application, host, port, services)
+        revision, metadata = metadata_of(self._application, port, services)
         paths = list(metadata_paths(self._root, self._application, revision))
         if self._services == self._root:
             del paths[1]  # it would be among the processes of the application

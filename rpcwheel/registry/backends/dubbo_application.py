@@ -108,13 +108,15 @@ def metadata_paths(root: str, application: str, revision: str) -> tuple[str, str
 
 
 def metadata_of(
-    application: str, host: str, port: int, services: Sequence[tuple[str, str, Mapping[str, str]]]
+    application: str, port: int, services: Sequence[tuple[str, str, Mapping[str, str]]]
 ) -> tuple[str, bytes]:
     """Return the revision and the metadata of the services of one server.
 
+    Servers that differ only in their host share a revision, as in Dubbo, whose `MetadataInfo` does
+    not contain the host either. Nobody deletes metadata, so each host would leave its own.
+
     Args:
         application: The name of the application.
-        host: The host of the server, so that no two servers share a revision.
         port: The port.
         services: The interface, the path and the parameters of each.
     """
@@ -134,7 +136,7 @@ def metadata_of(
                 "interface": interface,
             },
         }
-    text = json.dumps([application, host, described], sort_keys=True)
+    text = json.dumps([application, described], sort_keys=True)
     revision = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()  # as Dubbo's
     record = {"app": application, "revision": revision, "services": described}
     return revision, json.dumps(record, sort_keys=True).encode()

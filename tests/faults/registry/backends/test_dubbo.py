@@ -174,7 +174,8 @@ def test_a_withdrawal_that_failed_is_repeated_at_the_application_level(dubbo, op
 
 def test_metadata_are_written_for_dubbo_go_too_below_the_default_root(dubbo, opened, root):
     application = f"app-{root}"
-    opened(dubbo.url(application=application)).publish([A.replace(service=f"shop.{root}")])
+    servers = [one.replace(service=f"shop.{root}") for one in (A, B)]  # differ in their host
+    opened(dubbo.url(application=application)).publish(servers)
     with dubbo.operator() as operator:
         (revision,) = operator.get_children(f"/dubbo/metadata/{application}")
         places = [f"/dubbo/metadata/{application}/{revision}", f"/dubbo/{application}/{revision}"]

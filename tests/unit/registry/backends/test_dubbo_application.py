@@ -33,15 +33,14 @@ def test_an_application_is_added_to_a_mapping_once(mapping, changed):
 
 
 def test_the_revision_follows_the_content():
-    revision, metadata = metadata_of("shop", "10.0.0.1", 1, [ORDERS])
+    revision, metadata = metadata_of("shop", 1, [ORDERS])
     assert json.loads(metadata)["revision"] == revision
-    assert metadata_of("shop", "10.0.0.1", 1, [ORDERS]) == (revision, metadata)
+    assert metadata_of("shop", 1, [ORDERS]) == (revision, metadata)
     other = ("com.example.Orders", "com.example.Orders", {"group": "g1", "weight": "51"})
     for changed in (
-        metadata_of("shop", "10.0.0.1", 1, [other]),
-        metadata_of("shop", "10.0.0.2", 1, [ORDERS]),
-        metadata_of("shop", "10.0.0.1", 2, [ORDERS]),
-        metadata_of("shop", "10.0.0.1", 1, []),
+        metadata_of("shop", 1, [other]),
+        metadata_of("shop", 2, [ORDERS]),
+        metadata_of("shop", 1, []),
     ):
         assert changed[0] != revision
 
@@ -50,7 +49,7 @@ def test_a_restarted_server_has_the_revision_of_the_one_before():
     """The metadata of its process are never deleted."""
     interface, path, parameters = ORDERS
     before, after = (
-        metadata_of("shop", "a", 1, [(interface, path, parameters | own)])
+        metadata_of("shop", 1, [(interface, path, parameters | own)])
         for own in (
             {"rpcwheel.epoch": "e1", "timestamp": "1"},
             {"rpcwheel.epoch": "e2", "timestamp": "2"},
@@ -105,7 +104,7 @@ def test_a_request_names_the_revision(revision):
 
 
 def test_what_was_written_is_read():
-    revision, data = metadata_of("shop", "10.0.0.1", 7, [ORDERS])
+    revision, data = metadata_of("shop", 7, [ORDERS])
     read = read_instance(instance_of_application("shop", "10.0.0.1", 7, revision, "1795350893030"))
     assert (read.host, read.port, read.revision) == ("10.0.0.1", 7, revision)
     assert read.metadata_address is None
