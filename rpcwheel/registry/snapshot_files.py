@@ -113,13 +113,13 @@ class SnapshotFiles:
         """Neither read nor write yet.
 
         Args:
-            directory: Made at the first write. `~` is the home.
+            directory: Made at the first write.
             registry: Its name in events and in the files: the URL without a password.
             timer: None for `shared_timer()`.
             refresh_s: Seconds between two writes, at most, while a service is watched. An entry is
                 so old after a crash.
         """
-        self.directory = Path(directory).expanduser()
+        self.directory = Path(directory)
         self._registry = registry
         self._refresh_s = refresh_s
         self._serial = SerialExecutor()
@@ -328,7 +328,7 @@ def open_snapshot_files(
     """Return the files of a policy; None if it has none.
 
     None also for `memory://`, whose registry ends with the process, unless a path is given; and,
-    with an event, if the user has no home.
+    with an event, if they are to be in the home directory and the user has none.
     """
     refresh_s = max(
         LEAST_REFRESH_S, to_seconds(RegistryRules.from_policy(policy).stale_timeout_ns) / 2
@@ -336,7 +336,9 @@ def open_snapshot_files(
     if not policy.snapshot or (policy.snapshot is True and url.scheme == "memory"):
         return None
     try:
-        parent = _cache_directory() if policy.snapshot is True else Path(policy.snapshot)
+        parent = (
+            _cache_directory() if policy.snapshot is True else Path(policy.snapshot).expanduser()
+        )
     except RuntimeError as error:
         emit(SnapshotFailed(str(url), "~", error))
         return None

@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel._engines.sqlite import FileId, SqliteConnection
-from rpcwheel.errors import RegistryClosed, RegistryError, RegistryRefused, RegistryUnavailable
+from rpcwheel.errors import (
+    ConfigurationError,
+    RegistryClosed,
+    RegistryError,
+    RegistryRefused,
+    RegistryUnavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,8 +75,15 @@ class SqliteFile(SqliteConnection):
             path: The file; its directory must exist at the first use.
             timeout_s: The longest wait, each: for a lock of another process, for another thread
                 that uses this object, and for a file that is replaced while it is opened.
+
+        Raises:
+            ConfigurationError: The path begins with `~`, and the user has no home directory.
         """
-        super().__init__(Path(path).expanduser().absolute())
+        try:
+            expanded = Path(path).expanduser()
+        except RuntimeError as error:
+            raise ConfigurationError(f"{path}: {error} Give an absolute path") from error
+        super().__init__(expanded.absolute())
         self._timeout_s = timeout_s
         self._db_file_id: FileId | None = None  # of the file that `_db` has open
         self._data_version = 0

@@ -531,11 +531,13 @@ def test_two_registries_in_a_directory_have_their_own_instances_without_password
         assert "secret" not in (files.directory / f"{SERVICE}.json").read_text()
 
 
-def test_without_a_home_directory_there_are_no_files_and_an_event(monkeypatch, events):
-    def nowhere():
+@pytest.mark.parametrize("snapshot", [True, "~/snapshots"])
+def test_without_a_home_directory_there_are_no_files_and_an_event(monkeypatch, events, snapshot):
+    def nowhere(*_):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(module.Path, "home", nowhere)
-    assert directory_of(url()) is None
+    monkeypatch.setattr(module.Path, "expanduser", nowhere)
+    assert open_snapshot_files(url(), RegistryPolicy(snapshot=snapshot)) is None
     assert [type(event) for event in events] == [SnapshotFailed]

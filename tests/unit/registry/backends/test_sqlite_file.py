@@ -4,7 +4,7 @@ import sqlite3
 
 import pytest
 
-from rpcwheel.errors import RegistryUnavailable
+from rpcwheel.errors import ConfigurationError, RegistryUnavailable
 from rpcwheel.registry.backends.sqlite_file import SqliteFile
 
 KEEP = "INSERT OR REPLACE INTO meta VALUES ('test', ?)"
@@ -27,6 +27,11 @@ def opened():
     yield opened
     for file in made:
         file.close()
+
+
+def test_a_path_below_a_home_directory_that_is_unknown_is_refused(opened):
+    with pytest.raises(ConfigurationError, match=r"~nobody-is-called-so/a\.db: .*absolute path"):
+        opened("~nobody-is-called-so/a.db")
 
 
 def keep(file, value):
