@@ -395,6 +395,7 @@ class RegistrySession:
         Returns:
             A future: True when that is done. A caller that stops waiting for it calls `abandon`.
         """
+        self.watches.close()  # before a worker may see `closed`, and close the snapshot files
         with self._changing() as now_ns:
             if self.closed:
                 return self._ended
@@ -403,7 +404,6 @@ class RegistrySession:
             self._reconciler.close(now_ns)
             self.lookups.refuse(RegistryClosed(f"{self.name} was closed"))
             has_records = bool(self._reconciler.records())
-        self.watches.close()
         if not has_records:
             self.abandon()  # only a lookup can be under way, whose answer nobody needs
         return self._ended

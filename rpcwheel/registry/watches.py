@@ -439,8 +439,7 @@ class WatchManager:
             self._watches.clear()
             for managed in ended:
                 self._end_later(managed)
-        for managed in ended:
-            managed.watch.close()
+                managed.watch.close()  # a second caller waits for it
         self._jobs.start()
 
     def _end_later(self, managed: _ManagedWatch) -> None:

@@ -1,7 +1,8 @@
-"""What only a bug of rpcwheel could do to a session; the rest is in tests/contract."""
+"""A session as only races and bugs of rpcwheel show it; the rest is in tests/contract."""
 
 from fixtures.flaky_backends import POLICY, instance
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel._concurrency.executor import KeyedExecutor
 from rpcwheel.events import TaskFailed
 from rpcwheel.registry.reconciler import Reconciler, RegistrationState
 from rpcwheel.registry.session import RegistrySession
@@ -18,3 +19,31 @@ def test_the_worker_runs_again_after_a_bug(backend, timer, events, monkeypatch):
     )
     assert session.close().result(WAIT_S)
     assert timer.pending == 0
+
+
+class RecordingFiles:
+    """Snapshot files that record their calls."""
+
+    def __init__(self):
+        self.calls = []
+
+    def load(self, service):
+        """There is no file."""
+
+    def keep(self, service, instances, agrees=None):
+        self.calls.append("keep")
+
+    def close(self):
+        self.calls.append("close")
+
+
+def test_close_updates_the_snapshot_files_before_it_closes_them(backend, timer, monkeypatch):
+    files = RecordingFiles()
+    session = RegistrySession(backend, POLICY, timer=timer, snapshots=files)
+    watch = session.watches.acquire("shop.Orders", "user")
+    assert watch.wait(WAIT_S) is not None
+    files.calls.clear()
+    # A worker that has begun to run before `submit` returns.
+    monkeypatch.setattr(KeyedExecutor, "submit", lambda _, key, job: job())
+    assert session.close().result(WAIT_S)
+    assert files.calls == ["keep", "close"]
