@@ -593,6 +593,8 @@ def _with_conflicts(
     for service in {record.instance.service for record in missing}:
         try:
             records_by_id = backend.lookup(service).records
+        except RegistryUnavailable:
+            break  # unknown, and each further lookup could take as long
         except RegistryError:
             continue  # unknown
         for record in missing:

@@ -1,11 +1,15 @@
 """A session as only races and bugs of rpcwheel show it; the rest is in tests/contract."""
 
+import pytest
+
 from fixtures.flaky_backends import POLICY, instance
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.executor import KeyedExecutor
+from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.events import TaskFailed
 from rpcwheel.registry.reconciler import Reconciler, RegistrationState
 from rpcwheel.registry.session import RegistrySession
+from rpcwheel.testing import FlakyBackend
 
 
 def test_the_worker_runs_again_after_a_bug(backend, timer, events, monkeypatch):
@@ -47,3 +51,38 @@ def test_close_updates_the_snapshot_files_before_it_closes_them(backend, timer, 
     monkeypatch.setattr(KeyedExecutor, "submit", lambda _, key, job: job())
     assert session.close().result(WAIT_S)
     assert files.calls == ["keep", "close"]
+
+
+class RefusingLookups(FlakyBackend):
+    """A backend that loses its records, and whose lookups fail with `error`."""
+
+    error: Exception = RegistryUnavailable("away")
+
+    def renew(self, instances):
+        super().renew(instances)
+        return {instance.key: "missing" for instance in instances}
+
+    def lookup(self, service):
+        self.requests.append(("lookup", (service,)))
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "lookups"), [(RegistryUnavailable("away"), 1), (RegistryRefused("no"), 3)]
+)
+def test_the_lookups_for_lost_instances_end_when_the_registry_is_unavailable(
+    timer, backend, error, lookups
+):
+    """Each takes the whole timeout then, and the lease would end meanwhile."""
+    losing = RefusingLookups(backend)
+    losing.error = error
+    session = RegistrySession(losing, POLICY, timer=timer)
+    for service in ("a", "b", "c"):
+        session.set_desired(instance(service=service), flush_now=False)
+    published = RegistrationState.PUBLISHED
+    assert wait_until(lambda: {record.state for record in session.records()} == {published})
+    losing.requests.clear()
+    timer.advance(2.5)
+    assert wait_until(lambda: "publish" in [kind for kind, _ in losing.requests])
+    assert [kind for kind, _ in losing.requests].count("lookup") == lookups
+    assert session.close().result(WAIT_S)
