@@ -185,12 +185,17 @@ class Resolver:
             self._client = DubboClient(opened.options.get("application", ""), tag)
         url = self._registry.url
         self._how_to_list = "" if opened.scheme == "memory" else LIST.format(quote(url))
-        self._lock = threading.RLock()
+        self.reset()
+        reset_after_fork(self)
         look_up_again = partial(EXECUTOR.submit, self, partial(self._look_up, wait=False))
         self._timer = OneShotTimer(timer, look_up_again)
         self._subscription: Subscription | None = None
         self._closed = False
         self._dropped: weakref.finalize[..., Any] | None = None
+
+    def reset(self) -> None:
+        """Replace the lock, in a forked child: another thread may have held it."""
+        self._lock = threading.RLock()
 
     def start(self, channel: Any) -> None:
         """Update a channel until it is closed or dropped, or this is closed.

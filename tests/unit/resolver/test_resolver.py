@@ -1,11 +1,14 @@
-"""Registries that several channels share."""
+"""The resolver of a channel, and registries that several of them share."""
 
 import os
+import threading
 
 import pytest
 
 from fixtures.forks import holds_in_child
-from rpcwheel.resolver.resolver import SharedRegistries
+from fixtures.waiting import WAIT_S
+from rpcwheel.resolver.resolver import Resolver, SharedRegistries
+from rpcwheel.resolver.target import Target
 
 
 def test_a_registry_is_made_once_per_key_and_closed_by_its_last_user():
@@ -36,3 +39,24 @@ def test_a_forked_child_does_not_use_the_registries_of_its_parent():
         lambda: not shared.release("a", registry) and shared.acquire("a", object) is not registry
     )
     assert shared.release("a", registry)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_resolver_can_be_closed_in_a_forked_child():
+    target = Target.of("memory://forked/shop.Orders", has_registry=False)
+    resolver = Resolver(target, None, None, None, 0)
+    held, forked = threading.Event(), threading.Event()
+
+    def hold():
+        with resolver._lock:
+            held.set()
+            forked.wait(WAIT_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(WAIT_S)
+    assert holds_in_child(lambda: resolver.close() is None)
+    forked.set()
+    thread.join(WAIT_S)
+    resolver.close()
