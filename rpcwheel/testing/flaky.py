@@ -20,7 +20,7 @@ from rpcwheel.registry.backends.watch_notifier import WatchNotifier
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from rpcwheel.registry.backend import Lost, Watch, Watcher
+    from rpcwheel.registry.backend import Consumer, Lost, Watch, Watcher
 
 R = TypeVar("R")
 State = Literal["up", "down", "refusing", "frozen", "losing answers"]
@@ -130,6 +130,10 @@ class FlakyBackend(RegistryBackend):
         """List the services of the inner backend, or fail."""
         return self._request("services", [], self.inner.services)
 
+    def consumers(self, services: Collection[str] | None = None) -> Sequence[Consumer]:
+        """Read the clients from the inner backend, or fail."""
+        return self._request("consumers", services or (), lambda: self.inner.consumers(services))
+
     def watch(self, service: str, watcher: Watcher) -> Watch:
         """Watch a service in the inner backend. The watcher gets no views while contact is cut."""
         with self._changed:
@@ -155,7 +159,7 @@ class FlakyBackend(RegistryBackend):
             watch.close()
         self.inner.close()
 
-    def _request(self, method: str, names: Sequence[str], execute: Callable[[], R]) -> R:
+    def _request(self, method: str, names: Collection[str], execute: Callable[[], R]) -> R:
         with self._changed:
             self._check_open()
             self.requests.append((method, tuple(names)))

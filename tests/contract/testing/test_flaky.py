@@ -47,6 +47,7 @@ def requests(backend):
         "renew": lambda: backend.renew([TWO]),
         "lookup": lambda: backend.lookup("shop.Orders"),
         "services": backend.services,
+        "consumers": lambda: backend.consumers(["shop.Orders"]),
     }
 
 
@@ -195,11 +196,15 @@ def test_close_closes_the_inner_backend_in_any_state(opened, timer):
     assert timer.pending == 0
 
 
-def test_refresh_and_read_only_are_those_of_the_inner_backend(opened, timer, monkeypatch):
+def test_refresh_consumers_and_read_only_are_those_of_the_inner_backend(opened, timer, monkeypatch):
     backend, services = opened(), []
     monkeypatch.setattr(backend.inner, "refresh", services.append)
     backend.refresh("shop.Orders")
     assert services == ["shop.Orders"]
+    consumers = {None: ["a", "b"], ("shop.Orders",): ["a"]}
+    monkeypatch.setattr(backend.inner, "consumers", consumers.get)
+    assert backend.consumers() == ["a", "b"]
+    assert backend.consumers(("shop.Orders",)) == ["a"]
     headless = open_backend("headless://localhost:1", Settings(LEASE, 0.05, timer))
     policy = RegistryPolicy(lease_ttl=LEASE, snapshot=False)
     with (
