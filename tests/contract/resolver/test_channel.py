@@ -29,10 +29,11 @@ BALANCER = {"sync": sync, "aio": aio}
 def open_channel(world):
     """Opens channels by name; a first call waits longer than a machine stands still."""
 
-    def open_one(*args, pick_timeout=WAIT_S, balancer_policy=None, **settings):
+    def open_one(target, *credentials, pick_timeout=WAIT_S, balancer_policy=None, **settings):
         policy = balancer_policy or BalancerPolicy(pick_timeout=pick_timeout)
         settings = {"balancer_policy": policy} | settings
-        return world.keep(world.do(world.api.insecure_channel, *args, **settings))
+        function = world.api.secure_channel if credentials else world.api.insecure_channel
+        return world.keep(world.do(function, target, *credentials, **settings))
 
     return open_one
 
@@ -57,12 +58,18 @@ def flaky(world, memory):
 
 
 @pytest.fixture
-def serve(world, make_shop, registry):
-    """Start a server and publish it; gives its instance."""
+def serve(world, make_shop, registry, certificates):
+    """Start a server, perhaps with TLS, and publish it; gives its instance."""
 
-    def serve(name, shop=None, **fields) -> ServiceInstance:
+    def serve(name, shop=None, *, tls=False, **fields) -> ServiceInstance:
         shop = shop or make_shop(name)
-        instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=shop.listen(), **fields)
+        if tls:
+            fields["protocol"] = "grpcs"
+            credentials = certificates.server_credentials()
+            port = shop.server.add_secure_port("127.0.0.1:0", credentials)
+        else:
+            port = shop.listen()
+        instance = ServiceInstance(service=SERVICE, host="127.0.0.1", port=port, **fields)
         shop.server.start()
         world.do(registry.register, instance, wait=WAIT_S)
         return instance
@@ -241,3 +248,64 @@ def test_a_channel_that_is_refused_leaves_no_session(world, memory, open_channel
     with pytest.raises(ConfigurationError, match="lb_policy: there is no 'best'"):
         open_channel(f"{memory}/{SERVICE}", lb_policy="best")
     assert wait_until(lambda: len(SESSIONS._open) == 0)
+
+
+# TLS
+
+
+@pytest.fixture
+def open_kit_channel(world, memory):
+    """Opens a channel to the service by a kit."""
+
+    def open_one(*credentials):
+        kit, policy = world.keep(world.do(world.api.Kit)), BalancerPolicy(pick_timeout=WAIT_S)
+        target = f"{memory}/{SERVICE}"
+        return world.keep(world.do(kit.channel, target, *credentials, balancer_policy=policy))
+
+    return open_one
+
+
+def refusal(world, channel):
+    """The status details of calls of each style, which all fail at once and equally."""
+    calls = [
+        world.call(channel, kind, b"", method=WHO, timeout=WAIT_S, **options)
+        for kind, options in (
+            ("unary_unary", {}),
+            ("unary_unary", {"wait_for_ready": True}),
+            ("unary_stream", {}),
+        )
+    ]
+    errors = [call.error() for call in calls]
+    assert {error.code() for error in errors} == {grpc.StatusCode.FAILED_PRECONDITION}
+    (details,) = {error.details() for error in errors}
+    return details
+
+
+def test_an_insecure_channel_calls_nothing_while_one_instance_has_tls(
+    world, serve, registry, memory, open_channel, open_kit_channel
+):
+    serve("plain")
+    channel = open_channel(f"{memory}/{SERVICE}")
+    assert who(world, channel) == {b"plain"}
+    secure = serve("secure", tls=True)
+    assert wait_until(lambda: not channel.subchannels)
+    details = refusal(world, channel)
+    assert f"instances of {SERVICE} require TLS" in details
+    assert "use rpcwheel.secure_channel(target, credentials)" in details
+    assert refusal(world, open_kit_channel()) == details
+    world.do(registry.unregister, secure, wait=WAIT_S)
+    assert wait_until(lambda: channel.subchannels)
+    assert who(world, channel) == {b"plain"}
+
+
+def test_a_secure_channel_calls_only_instances_with_tls(
+    world, serve, memory, open_channel, open_kit_channel, certificates
+):
+    serve("plain")
+    credentials = certificates.channel_credentials()
+    channel = open_channel(f"{memory}/{SERVICE}", credentials)
+    assert f"no instance of {SERVICE} is published with TLS" in refusal(world, channel)
+    serve("secure", tls=True)
+    assert wait_until(lambda: channel.subchannels)
+    assert who(world, channel) == {b"secure"}
+    assert who(world, open_kit_channel(credentials)) == {b"secure"}

@@ -11,18 +11,6 @@ from rpcwheel.resolver.resolver import Resolver, SharedRegistries
 from rpcwheel.resolver.target import Target
 
 
-def test_a_registry_is_made_once_per_key_and_closed_by_its_last_user():
-    shared = SharedRegistries()
-    registry = shared.acquire("a", object)
-    assert shared.acquire("a", object) is registry
-    assert shared.acquire("b", object) is not registry
-    assert len(shared._open) == 2
-    assert not shared.release("a", registry)
-    assert shared.release("a", registry)
-    assert not shared.release("a", registry)
-    assert shared.acquire("a", object) is not registry
-
-
 def test_nothing_is_kept_of_a_registry_that_could_not_be_made():
     shared = SharedRegistries()
     with pytest.raises(ZeroDivisionError):
