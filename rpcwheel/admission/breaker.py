@@ -241,6 +241,12 @@ class Breaker:
         transition = self._close("by hand")
         return None if transition.before is CLOSED else transition
 
+    def forget_running(self) -> None:
+        """Forget the attempts that run: in a forked child they do not end, or only as copies."""
+        if self.state is HALF_OPEN:
+            self._running = 0
+            self.generation += 1  # the end of a copy does not count
+
     def _ended_closed(self, now_ns: int) -> Transition | None:
         calls = self.window.calls
         if calls < self._policy.minimum_calls:

@@ -8,6 +8,7 @@ is CLOSED or HALF_OPEN has no timeout.
 from __future__ import annotations
 
 import math
+import os
 import random
 import threading
 from functools import partial
@@ -18,6 +19,7 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.durations import to_seconds
 from rpcwheel.errors import TimerError, safe_repr
 from rpcwheel.events import BreakerClosed, BreakerOpened, emit
+from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import clock_of
 
@@ -76,12 +78,20 @@ class CircuitBreaker:
         self.check_health: CheckHealth | None = None
         """Checks the health of the server before the breaker becomes HALF_OPEN; None: not."""
         self._breaker = Breaker(policy, random.random)
-        # Reentrant, because the end of a call that is dropped is reported by a finalizer.
-        self._lock = threading.RLock()
+        self._new_lock()
         self._timer = timer
         self._now_ns = clock_of(timer)
         self._timeout: Timeout | None = None
         self._opened_ns = 0
+
+    def _new_lock(self) -> None:
+        # Reentrant, because the end of a call that is dropped is reported by a finalizer.
+        self._lock = threading.RLock()
+
+    def reset_after_fork(self) -> None:
+        """Go on in a forked child, without the attempts of its parent that run."""
+        self._new_lock()  # a thread of the parent may have held the old one
+        self._breaker.forget_running()
 
     @property
     def state(self) -> BreakerState:
@@ -238,3 +248,12 @@ class CircuitBreaker:
 _SENDS_NOTHING: Final = frozenset(
     {BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.FORCED_OPEN}
 )
+
+
+def _in_child() -> None:
+    for states in components.of_kind("admission"):
+        states.reset_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -101,4 +101,5 @@ class Concurrency:
                 self._lowered_ns, self._has_answered = now_ns, False
             if self._failed > 1.0 or self._ended >= self.limit:
                 self._ended, self._failed = 0, 0.0
-        self.running -= 1
+        if self.running:  # not in a forked child, if the copy of an attempt of its parent ends
+            self.running -= 1

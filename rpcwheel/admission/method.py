@@ -282,6 +282,11 @@ class ConcurrencyGate:
         """How many attempts run, how many may, and how many wait."""
         return self.limit.running, int(self.limit.limit), len(self.waiting)
 
+    def reset_after_fork(self) -> None:
+        """Forget the attempts that run or wait."""
+        self.limit.running = 0
+        self.waiting.clear()
+
     def take(self) -> bool:
         """Whether an attempt may be sent now, and no other waits for that."""
         return not self.waiting and self.limit.take()
@@ -376,6 +381,12 @@ class MethodAdmission:
         self._throttled = 0
         self._throttled_since_ns: int | None = None
         self._throttled_ns = 0
+
+    def reset_after_fork(self, lock: threading.RLock) -> None:
+        """Go on in a forked child, with the new lock of the target."""
+        self.lock = lock
+        if self._concurrency is not None:
+            self._concurrency.reset_after_fork()
 
     # --- Attempts ---
 

@@ -86,6 +86,15 @@ class TargetAdmission:
         """States that several methods share, by the id of their policy, which is kept."""
         components.add("admission", self)
 
+    def reset_after_fork(self) -> None:
+        """Go on in a forked child, without the attempts of its parent that run or wait."""
+        self.lock = threading.RLock()  # a thread of the parent may have held the old one
+        for method in self._methods.values():
+            method.reset_after_fork(self.lock)
+        for breaker in self._all_breakers:
+            breaker.reset_after_fork()
+        self._breakers.reset_after_fork()
+
     def method(
         self, name: str, settings: AdmissionSettings, *, is_stream: bool = False
     ) -> MethodAdmission:
@@ -209,12 +218,16 @@ class Breakers:
             policies: The policies of all methods.
         """
         self._scopes = {policy.per for policy in policies if policy is not None}
-        self._lock = threading.RLock()
+        self.reset_after_fork()
         self._by_target: weakref.WeakValueDictionary[str, TargetAdmission] = (
             weakref.WeakValueDictionary()
         )
         self._others: weakref.WeakSet[TargetAdmission] = weakref.WeakSet()
         self._by_hand: dict[str, Callable[[CircuitBreaker], None]] = {}
+
+    def reset_after_fork(self) -> None:
+        """Replace the lock, which a thread of the parent of a forked child may have held."""
+        self._lock = threading.RLock()
 
     def admission(
         self, target: str | None, timer: Timer | None, *, is_shared: bool = False

@@ -212,6 +212,10 @@ class _Guard:
         breaker = self.breaker
         return (MethodAdmissionStatus(breaker.target, breaker.method, breaker.state.value),)
 
+    def reset_after_fork(self) -> None:
+        """Go on in a forked child."""
+        self.breaker.reset_after_fork()
+
     def begin(self) -> _Running:
         """Begin a call.
 

@@ -10,6 +10,7 @@ from functools import partial
 import grpc
 import pytest
 
+from fixtures.forks import holds_in_child
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import METHODS
@@ -328,3 +329,22 @@ def test_each_function_has_a_breaker_of_its_own(timer):
     first.breaker.force_open()
     assert second() == 2
     assert first.breaker.method == "shared"
+
+
+def test_a_forked_child_calls_a_function_whose_trial_runs_in_its_parent(timer):
+    begun, over = threading.Event(), threading.Event()
+
+    @with_breaker(timer=timer, half_open_timeout=None, **SETTINGS)
+    def call(waits):
+        begun.set()
+        return waits and over.wait()
+
+    make_half_open(call.breaker, timer)
+    thread = threading.Thread(target=call, args=(True,))
+    thread.start()
+    begun.wait()
+    try:
+        assert holds_in_child(lambda: not call(False) and call.breaker.state is BreakerState.CLOSED)
+    finally:
+        over.set()
+        thread.join()

@@ -3,10 +3,12 @@
 import sys
 import threading
 from collections import Counter
+from contextlib import ExitStack, contextmanager
 from random import Random
 
 import pytest
 
+from fixtures.forks import holds_in_child
 from fixtures.timers import FullTimer
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.admission import BreakerPolicy, BreakerState, ConcurrencyPolicy, ThrottlePolicy
@@ -18,10 +20,25 @@ from rpcwheel.timer import ManualTimer
 
 LIMIT = 3
 
+BREAKER = BreakerPolicy(
+    window_calls=1,
+    minimum_calls=1,
+    half_open_calls=1,
+    half_open_timeout=None,
+    open_duration=10.0,
+    health_check=False,
+)
+
 
 @pytest.fixture
 def timer():
     return ManualTimer()
+
+
+@pytest.fixture
+def target(timer):
+    """The state of the methods of a target, which the channel of a real call keeps."""
+    return Breakers().admission("shop:1", timer)
 
 
 def admission_of(timer, **settings):
@@ -445,3 +462,71 @@ def test_an_adaptive_concurrency_limit_does_not_apply_to_streams(timer, max_call
     admission = client.method("/shop.Orders/Watch", settings, is_stream=is_stream)
     results = [admission.enter() for _ in range(99)]
     assert sum(isinstance(result, Admitted) for result in results) == sent
+
+
+@contextmanager
+def held_by_another_thread(*locks):
+    held, over = threading.Event(), threading.Event()
+
+    def hold():
+        with ExitStack() as stack:
+            for lock in locks:
+                stack.enter_context(lock)
+            held.set()
+            over.wait(WAIT_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert held.wait(WAIT_S)
+        yield
+    finally:
+        over.set()
+        thread.join(WAIT_S)
+
+
+def test_a_forked_child_waits_for_no_lock_that_a_thread_of_its_parent_holds(timer):
+    breakers, limit = Breakers([BREAKER]), ConcurrencyPolicy(max_calls=1)
+    target = breakers.admission("shop:1", timer)
+    admission = target.method("/shop.Orders/Get", AdmissionSettings(None, BREAKER, limit))
+
+    def goes_on():
+        breakers.disable()
+        breakers.reset()
+        admission.end(admission.enter(), "UNAVAILABLE")
+        return admission.breaker.state is BreakerState.OPEN and target.status()
+
+    with held_by_another_thread(breakers._lock, target.lock, admission.breaker._lock):
+        assert holds_in_child(goes_on)
+
+
+def test_a_forked_child_has_none_of_the_attempts_that_its_parent_runs_or_lets_wait(target):
+    limit = ConcurrencyPolicy(max_calls=1, max_wait=60.0)
+    admission = target.method("/shop.Orders/Get", AdmissionSettings(concurrency=limit))
+    running, waiting = admission.enter(), admission.enter()
+
+    def has_its_own():
+        assert (admission.status().running, admission.status().waiting) == (0, 0)
+        admission.end(running, "OK")  # as the thread does that has called fork
+        own = admission.enter()
+        return isinstance(own, Admitted) and isinstance(admission.enter(), Waiting)
+
+    assert holds_in_child(has_its_own)
+    admission.end(running, "OK")
+    assert isinstance(waiting.take(), Admitted)
+
+
+def test_a_forked_child_sends_trials_of_its_own(target, timer):
+    admission = target.method("/shop.Orders/Get", AdmissionSettings(breaker=BREAKER))
+    admission.end(admission.enter(), "UNAVAILABLE")
+    timer.advance(10.0)
+    trial = admission.enter()
+
+    def closes():
+        admission.end(trial, "UNAVAILABLE")  # a copy, which does not count
+        admission.end(admission.enter(), "OK")
+        return admission.breaker.state is BreakerState.CLOSED
+
+    assert holds_in_child(closes)
+    admission.end(trial, "OK")
+    assert admission.breaker.state is BreakerState.CLOSED
