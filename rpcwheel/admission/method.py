@@ -383,8 +383,9 @@ class MethodAdmission:
         self._throttled_ns = 0
 
     def reset_after_fork(self, lock: threading.RLock) -> None:
-        """Go on in a forked child, with the new lock of the target."""
+        """Go on in a forked child, with the new lock of the target, and counts of 0."""
         self.lock = lock
+        self.refusals.clear()
         if self._concurrency is not None:
             self._concurrency.reset_after_fork()
 

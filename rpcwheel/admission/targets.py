@@ -84,7 +84,7 @@ class TargetAdmission:
         self._all_breakers: weakref.WeakSet[CircuitBreaker] = weakref.WeakSet()
         self._shared: dict[int, tuple[object, Any]] = {}
         """States that several methods share, by the id of their policy, which is kept."""
-        components.add("admission", self)
+        components.add("admission", self, ends=True)
 
     def reset_after_fork(self) -> None:
         """Go on in a forked child, without the attempts of its parent that run or wait."""

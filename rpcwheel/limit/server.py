@@ -158,7 +158,7 @@ class ServerLimit:
         """None if the server has not refused a call for 5 s."""
         self._lacks_executor = False
         self._counts = components.call_counts()
-        components.add("limit", self)
+        components.add("limit", self, ends=True)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():

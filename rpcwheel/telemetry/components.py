@@ -75,7 +75,8 @@ class _Components:
     def reset(self) -> None:
         """Forget what a forked child has no use of.
 
-        Its timers, queues and journals begin anew, and functions keep their circuit breakers.
+        Its timers, queues and journals begin anew, and clients and functions keep their circuit
+        breakers.
         """
         for kind in self._by_kind.keys() - {"timer", "failback", "journal", "admission"}:
             self._by_kind[kind] = {}
@@ -101,11 +102,19 @@ class _Components:
                 return
             function()
 
-    def add(self, kind: Kind, component: object) -> None:
-        """Report a component from now on, as long as it exists. Any thread."""
+    def add(self, kind: Kind, component: object, *, ends: bool = False) -> None:
+        """Report a component from now on, as long as it exists. Any thread.
+
+        Args:
+            kind: Its kind.
+            component: It has a method `status()`.
+            ends: Whether its finalizer calls `end` or `end_timer`, if it has not called it before.
+        """
         self.start()
         references, key = self._by_kind.setdefault(kind, {}), id(component)
-        references[key] = weakref.ref(component, lambda _: references.pop(key, None))
+        # The collector of cycles clears references before it calls finalizers, which `end` removes.
+        forget = None if ends else lambda _: references.pop(key, None)
+        references[key] = weakref.ref(component, forget)
 
     def remove(self, kind: Kind, component: object) -> None:
         """Report a component no more: it was closed."""
@@ -130,16 +139,20 @@ class _Components:
         self._ended = function
 
     def end_timer(self, timer: Any) -> None:
-        """Remove a timer, and report its last counts."""
-        reference = self._by_kind.get("timer", {}).pop(id(timer), None)
-        if reference is not None and self._ended is not None:
+        """Remove a timer, and report its last counts, as `end` does."""
+        if self._has_removed("timer", timer) and self._ended is not None:
             self._ended(("timer", SimpleNamespace(name=timer.name, stats=timer.stats())))
 
     def end(self, kind: Kind, component: Any) -> None:
-        """Remove a component, in its finalizer, and report its last counts."""
-        self.remove(kind, component)
-        if self._ended is not None:
+        """Remove a component, in its finalizer, and report its last counts.
+
+        Those of a component that is not there are of the parent of this forked child.
+        """
+        if self._has_removed(kind, component) and self._ended is not None:
             self._ended((kind, component.status()))
+
+    def _has_removed(self, kind: Kind, component: object) -> bool:
+        return self._by_kind.get(kind, {}).pop(id(component), None) is not None
 
     def call_counts(self) -> CallCounts | None:
         """Return where calls are counted; None if the metrics are off."""

@@ -44,15 +44,20 @@ class TimerBase:
         self._executor = executor
         self._stopped = False
         self._running = False  # whether a task runs
-        self._fired = self._late_ns = self._max_late_ns = self._slowest_ns = 0
-        self._window_end_ns = 0  # when the lateness of tasks is counted in a new window
         self._buckets = native.integers(BUCKETS)
+        self._reset_counts()
 
     def __cinit__(self) -> None:  # compiled only
         self._stopped = True  # until `__init__` has run
 
     def __dealloc__(self) -> None:  # compiled only
         native.free(self._buckets)
+
+    def _reset_counts(self) -> None:
+        self._fired = self._late_ns = self._max_late_ns = self._slowest_ns = 0
+        self._window_end_ns = 0  # when the lateness of tasks is counted in a new window
+        for index in range(BUCKETS):
+            self._buckets[index] = 0
 
     def new_timeout(self, task: TaskLike, delay: Duration) -> base.Timeout:
         """Run `task` once, not before `delay` has passed.

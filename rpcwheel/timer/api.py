@@ -72,7 +72,7 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True)
 class TimerStats:
-    """A timer's counts since its creation; `started == pending + fired + cancelled`.
+    """A timer's counts since its creation or fork; `started == pending + fired + cancelled`.
 
     `cancelled` includes the timeouts that `stop()` returned. `failed` counts tasks that raised,
     `refused` tasks that the executor did not accept; `fired` includes both. `rejected` counts calls

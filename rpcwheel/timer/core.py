@@ -78,12 +78,15 @@ class TimerCore(TimerBase):
         super().__init__(TimerState(queue, weakref.ref(self), manual), executor)
         self._on_error = on_error
         self._max_pending = max_pending
-        self._rejected = self._failed = self._refused = self._wakeups = 0
-        self._slowest_task: str | None = None
-        self._windows = (_Window(self._timer_state.now(), 0, 0),) * 2  # the last one, the current
         if max_pending is not None:
             queue.limit(max_pending)
         queue.advance(self._timer_state.now())
+
+    def _reset_counts(self) -> None:
+        super()._reset_counts()
+        self._rejected = self._failed = self._refused = self._wakeups = 0
+        self._slowest_task: str | None = None
+        self._windows = (_Window(self._timer_state.now(), 0, 0),) * 2  # the last one, the current
 
     @property
     def pending(self) -> int:
@@ -306,7 +309,7 @@ class TimerCore(TimerBase):
 
     def _register(self) -> None:
         """Count this timer. Emits `TooManyTimers` once."""
-        components.add("timer", self)
+        components.add("timer", self, ends=True)
         if not _warned and (count := len(components.of_kind("timer"))) > LIVE_LIMIT:
             _warned.append(count)
             emit(TooManyTimers(count, LIVE_LIMIT))

@@ -145,13 +145,16 @@ class WheelTimer(TimerCore):
         return 0
 
     def _after_fork(self) -> None:
-        """Reset the timer in a forked child, which has no thread and no timeouts of its parent."""
+        """Reset the timer in a forked child: no thread, no timeouts of its parent, counts of 0."""
         self._reset_thread()
         self._running = False
         self._timer_state.armed_ns = NEVER
         queue = self._timer_state.queue
         queue.drain()
-        queue._added = queue._removed  # a thread of the parent may have counted but not added one
+        queue._added = queue._removed = 0
+        if self._max_pending is not None:
+            queue.limit(self._max_pending)
+        self._reset_counts()
 
 
 def _run_thread(timer_ref: weakref.ref[WheelTimer], wakeup: threading.Lock) -> None:
@@ -217,7 +220,9 @@ EXECUTOR.timer = shared_timer
 def _after_fork_in_child() -> None:
     _shared.lock = threading.RLock()
     for timer in components.of_kind("timer"):
-        if isinstance(timer, WheelTimer) and not timer.stopped:
+        if not isinstance(timer, WheelTimer):
+            components.remove("timer", timer)  # its loop does not run in the child
+        elif not timer.stopped:
             timer._after_fork()
 
 

@@ -530,3 +530,11 @@ def test_a_forked_child_sends_trials_of_its_own(target, timer):
     assert holds_in_child(closes)
     admission.end(trial, "OK")
     assert admission.breaker.state is BreakerState.CLOSED
+
+
+def test_a_forked_child_counts_no_attempt_that_its_parent_has_not_sent(target):
+    settings = AdmissionSettings(concurrency=ConcurrencyPolicy(max_calls=1))
+    admission = target.method("/shop.Orders/Get", settings)
+    assert isinstance([admission.enter(), admission.enter()][1], NotSent)
+    assert admission.status().not_sent
+    assert holds_in_child(lambda: not admission.status().not_sent)

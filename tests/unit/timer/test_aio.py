@@ -10,7 +10,9 @@ import weakref
 
 import pytest
 
+from fixtures.forks import holds_in_child
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from rpcwheel.telemetry import components
 from rpcwheel.timer import AsyncWheelTimer, TimerStopped, aio
 
 try:
@@ -236,3 +238,10 @@ def test_an_aio_timer_collected_with_pending_timeouts_warns_and_releases_its_tas
         return [ref() for ref in gone]
 
     assert run(main) == [None, None]
+
+
+async def test_a_forked_child_does_not_report_a_timer_whose_loop_does_not_run_there():
+    async with AsyncWheelTimer() as timer:
+        timer.new_timeout(print, 3600.0)
+        assert holds_in_child(lambda: timer not in components.of_kind("timer"))
+        assert timer in components.of_kind("timer")

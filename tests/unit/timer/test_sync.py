@@ -7,9 +7,12 @@ import weakref
 
 import pytest
 
+from fixtures.forks import holds_in_child
 from fixtures.programs import run_program
+from fixtures.timers import QUEUES
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.timer import (
+    TooManyTimeouts,
     WheelTimer,
     shared_timer,
 )
@@ -161,3 +164,27 @@ def test_the_shared_timer_continues_after_a_with_statement_that_raises():
 def test_a_process_with_pending_timeouts_in_the_shared_timer_exits_without_warnings():
     script = "import rpcwheel; rpcwheel.shared_timer().new_timeout(print, 3600.0)"
     assert run_program(script) == ("", "")
+
+
+@pytest.mark.parametrize("make_queue", QUEUES.values(), ids=QUEUES)
+def test_the_timer_of_a_forked_child_begins_with_counts_of_0(make_queue):
+    with WheelTimer(make_queue(), max_pending=3, on_error=lambda *_: None) as timer:
+        new = timer.stats()
+        timer.new_timeout(lambda _: 1 / 0, 0.001)
+        wait_until(lambda: timer.stats().failed and timer.stats().slowest_task)
+        for _ in range(3):
+            timer.new_timeout(nothing, 3600.0)
+        with pytest.raises(TooManyTimeouts):
+            timer.new_timeout(nothing, 3600.0)
+
+        def begins_anew():
+            assert timer.stats() == new
+            for _ in range(3):
+                timer.new_timeout(nothing, 3600.0)
+            with pytest.raises(TooManyTimeouts):
+                timer.new_timeout(nothing, 3600.0)
+            stats = timer.stats()
+            return (stats.started, stats.pending, stats.cancelled) == (3, 3, 0)
+
+        assert holds_in_child(begins_anew)
+        assert timer.stats().fired == 1
