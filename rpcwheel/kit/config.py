@@ -30,6 +30,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -62,6 +63,11 @@ __all__ = [
 
 OTHER_VARIABLES: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT", METRICS_VARIABLE, TRACES_VARIABLE}
 """Variables that are not settings of a kit: of the build, the tests, the metrics and the traces."""
+
+_SERVICE_VARIABLE: Final = re.compile(
+    r"(\w*?)_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+"""A variable that Kubernetes sets for each Service of a namespace (as Docker links did)."""
 
 SUFFIXES: Final = {".toml": "TOML", ".yaml": "YAML", ".yml": "YAML"}
 
@@ -105,7 +111,8 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
 
     Args:
         prefix: How the names of the variables begin. Every variable with this prefix must name a
-            setting. Empty variables are ignored.
+            setting. Empty variables are ignored, and those that Kubernetes sets for a Service with
+            such a name.
         environ: None: `os.environ`.
 
     Raises:
@@ -129,7 +136,8 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
     for name, text in variables.items():
         place = tuple(name.removeprefix(prefix).lower().split("__"))
         if place[0] not in (*KitPolicy.model_fields, "config"):
-            unknown.append(_unknown_variable(name, place, prefix))
+            if not _is_of_service(name, environ):
+                unknown.append(_unknown_variable(name, place, prefix))
             continue
         value = text if place == ("status_token",) else _value(text, name)
         origins[place] = name if value != text else name + _as_list(text)
@@ -391,6 +399,11 @@ def _check_events(events: Iterable[Any], path: Path) -> None:
 
 
 # Variables
+
+
+def _is_of_service(name: str, environ: Mapping[str, str]) -> bool:
+    variable = _SERVICE_VARIABLE.fullmatch(name)
+    return variable is not None and f"{variable[1]}_SERVICE_HOST" in environ
 
 
 def _unknown_variable(name: str, place: Place, prefix: str) -> str:

@@ -390,6 +390,30 @@ def test_a_variable_overrides_one_setting_of_the_file_or_switches_it_off(file):
         assert policy.retry is policy.timeout is None
 
 
+@pytest.mark.parametrize("service", ["SHOP_RPC", "SHOP_RPC_STOCK"])
+def test_variables_of_a_kubernetes_service_with_the_name_of_the_prefix_are_ignored(service):
+    port = f"{service}_PORT_50051_TCP"
+    variables = {
+        f"{service}_SERVICE_HOST": "10.0.0.7",
+        f"{service}_SERVICE_PORT": "50051",
+        f"{service}_SERVICE_PORT_GRPC": "50051",
+        f"{service}_PORT": "tcp://10.0.0.7:50051",
+        port: "tcp://10.0.0.7:50051",
+        f"{port}_PROTO": "tcp",
+        f"{port}_PORT": "50051",
+        f"{port}_ADDR": "10.0.0.7",
+        "SHOP_RPC_TIMEOUT": "5",
+    }
+    assert policy_from_env("SHOP_RPC_", variables) == KitPolicy(timeout=5.0)
+
+
+@pytest.mark.parametrize("name", ["SHOP_RPC_PORT", "SHOP_RPC_STATE_PORT", "SHOP_RPC_PORT_1_TCP"])
+def test_a_variable_that_is_named_as_those_of_a_missing_service_is_an_unknown_setting(name):
+    variables = {name: "1", "SHOP_SERVICE_HOST": "10.0.0.7"}
+    with pytest.raises(ConfigurationError, match=f"{name}: there is no such setting"):
+        policy_from_env("SHOP_RPC_", variables)
+
+
 def test_variables_for_building_testing_metrics_and_traces_are_ignored():
     assert from_env(PURE="1", EXPECT="native", METRICS="off", TRACES="off") == KitPolicy()
     with pytest.raises(ConfigurationError, match="SHOP_PURE: there is no such setting"):
