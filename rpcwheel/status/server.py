@@ -143,7 +143,7 @@ class StatusServer:
 
     def close(self) -> None:
         """Stop listening, and end the connections, if this is the last user. Any thread."""
-        with _SHARED_LOCK:
+        with _SHARED.lock:
             self.users -= 1
             if self._closed or self.users > 0:
                 return
@@ -260,25 +260,39 @@ def _shut_down(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-_SHARED: Final[weakref.WeakValueDictionary[tuple[str, int, str | None], StatusServer]] = (
-    weakref.WeakValueDictionary()
-)
-_SHARED_LOCK: Final = threading.RLock()  # a finalizer may close a server
+class _SharedServers:
+    """The servers of this process that several users may share."""
+
+    def __init__(self) -> None:
+        self._servers: weakref.WeakValueDictionary[tuple[str, int, str | None], StatusServer] = (
+            weakref.WeakValueDictionary()
+        )
+        self.reset()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Replace the locks, in a forked child, where the old ones may never be released."""
+        self.lock = threading.RLock()  # a finalizer may close a server
+        self._opening = threading.RLock()  # `close` does not wait while a host name is looked up
+
+    def open(self, port: int, host: str, token: str | None) -> StatusServer:
+        """Return the server at this address; it listens if this is the first user.
+
+        Each user closes it once. With port 0, each user has a server. Arguments and errors as of
+        `StatusServer`.
+        """
+        with self._opening:
+            with self.lock:
+                server = self._servers.get((host, port, token)) if port else None
+                if server is not None and not server.closed:
+                    server.users += 1
+                    return server
+            server = self._servers[host, port, token] = StatusServer(port, host, token)
+            return server
 
 
-def shared_server(port: int, host: str, token: str | None) -> StatusServer:
-    """Return the server of this process at this address; it listens if it is the first user.
-
-    Each user closes it once. With port 0, each user has a server. Arguments and errors as of
-    `StatusServer`.
-    """
-    with _SHARED_LOCK:
-        server = _SHARED.get((host, port, token)) if port else None
-        if server is None or server.closed:
-            server = _SHARED[host, port, token] = StatusServer(port, host, token)
-        else:
-            server.users += 1
-        return server
+_SHARED: Final = _SharedServers()
+shared_server: Final = _SHARED.open
 
 
 def _listen(host: str, port: int) -> socket.socket:

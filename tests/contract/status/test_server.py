@@ -334,6 +334,31 @@ def test_a_forked_child_closes_its_copies_of_the_sockets(server):
     assert get(server)[0].status == 200
 
 
+def test_a_kit_closes_while_another_kit_looks_up_its_host(monkeypatch):
+    looks_up, over, known = threading.Event(), threading.Event(), socket.getaddrinfo
+
+    def look_up(host, *args, **options):
+        if host != "slow":
+            return known(host, *args, **options)
+        looks_up.set()
+        assert over.wait(WAIT_S)
+        raise OSError("unknown host")
+
+    kit, closed = Kit(status_port=0), threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with ThreadPoolExecutor(2) as threads:
+        other = threads.submit(Kit, status_port=0, status_host="slow", status_token=TOKEN)
+        assert looks_up.wait(WAIT_S)
+        threads.submit(kit.close).add_done_callback(lambda _: closed.set())
+        try:
+            assert closed.wait(WAIT_S)
+            assert holds_in_child(lambda: Kit(status_port=0).status_address)
+        finally:
+            over.set()
+        with pytest.raises(ConfigurationError, match="unknown host"):
+            other.result(WAIT_S)
+
+
 def test_a_kit_serves_its_status_until_it_is_closed(world):
     kit = world.keep(world.do(world.api.Kit, status_port=0))
     host, port = kit.status_address.split(":")
