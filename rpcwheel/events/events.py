@@ -917,7 +917,7 @@ class IdleCloseSkipped(_ConnectionEvent):
 
 @dataclass(frozen=True, slots=True)
 class IdleDetectionLimited(_ConnectionEvent):
-    """An idle detector cannot do everything on this system, or for these addresses."""
+    """A server has no idle detector, or this system or the addresses limit what it can do."""
 
     log_line = LogLine(WARNING, "idle connection detection: %(reason)s", subject="reason")
     reason: str

@@ -606,7 +606,8 @@ class KitBase(
         The arguments that are not described here are those of `Publisher`.
 
         Args:
-            server: A server of yours; with `idle`, it must have `server_interceptors()`.
+            server: A server of yours. With `idle`, it must have `server_interceptors()`; otherwise
+                an `IdleDetectionLimited` event is emitted, and no connection is closed.
             publish: The URL of a registry, a `Registry`, or several of them. Registries that are
                 given by URL have this kit's `registry_policy`.
             service: What to publish, one name or several. None: all services that the server has
@@ -626,7 +627,11 @@ class KitBase(
         from rpcwheel.publisher.published_instances import registry_entries
 
         on_serving: Callable[[PublisherBase[Any]], Callable[[], object]] | None = None
-        if self._policy.idle is not None and (connections is not None or self._tables):
+        if self._policy.idle is not None and connections is None and not self._tables:
+            from rpcwheel.events import IdleDetectionLimited, emit
+
+            emit(IdleDetectionLimited(f"kit.serve starts no detector: {NO_TABLE}"))
+        elif self._policy.idle is not None:
             table = self._table_for(connections)
 
             def on_serving(publisher: PublisherBase[Any]) -> Callable[[], object]:

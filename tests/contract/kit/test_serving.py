@@ -6,10 +6,12 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
+from fixtures.idle_server import events_of
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S
 from rpcwheel import ConfigurationError, Kit, RegistryPolicy, RetryPolicy
 from rpcwheel.balancer import BalancerPolicy
+from rpcwheel.events import IdleDetectionLimited
 
 QUICK = {"port": 0, "lame_duck": 0.05}
 PATIENT = BalancerPolicy(pick_timeout=WAIT_S)
@@ -77,12 +79,16 @@ def test_channels_by_name_have_settings_of_the_balancer(world, memory):
     world.keep(world.do(kit.channel, memory, service=SERVICE, balancer_policy=policy, **settings))
 
 
-def test_a_server_without_the_interceptors_of_the_kit_has_no_idle_detector(make_shop, memory):
-    with (
-        Kit(idle=180.0) as kit,
-        kit.serve(make_shop().server, publish=memory, service=SERVICE, **QUICK),
-    ):
+def test_a_server_without_the_interceptors_of_the_kit_is_reported_as_without_an_idle_detector(
+    world, tmp_path, events
+):
+    kit = world.keep(world.api.Kit(idle=180.0))
+    server = world.do(world.grpc.server, ThreadPoolExecutor(1))
+    url = f"sqlite://{tmp_path}/registry.db"
+    with entered(world, kit.serve, server, publish=url, service=SERVICE, **QUICK):
         assert kit.detectors == ()
+        (limited,) = events_of(events, IdleDetectionLimited)
+        assert "interceptors=kit.server_interceptors()" in limited.reason
 
 
 def test_serve_with_several_servers_needs_the_connection_table(make_shop, memory):
