@@ -27,7 +27,7 @@ from prometheus_client.utils import floatToGoString
 from rpcwheel import status
 from rpcwheel.telemetry.call_counts import OTHER, Histogram
 
-from .readings import read, start_counting
+from .readings import combine, read, start_counting
 from .table import METHOD
 
 if TYPE_CHECKING:
@@ -115,23 +115,26 @@ def _family(metric: Metric, series: Series) -> Family:
         for label in metric.labels
         for name in (_SERVICE_AND_METHOD if label == METHOD else (label,))
     ]
+    expanded: Series = {}  # several paths may have one service and method
+    for values, value in series.items():
+        combine(metric, expanded, _values(metric, values), value)
     if metric.kind == "histogram":
         histogram = HistogramMetricFamily(metric.name, metric.help, labels=labels)
-        for values, value in series.items():
+        for values, value in expanded.items():
             if isinstance(value, Histogram):
                 names = [*map(floatToGoString, metric.bounds), "+Inf"]
                 buckets = list(zip(names, accumulate(value.buckets), strict=True))
-                histogram.add_metric(_values(metric, values), buckets, value.sum)
+                histogram.add_metric(values, buckets, value.sum)
         return histogram
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     family = kind(metric.name, metric.help, labels=labels)
-    for values, value in series.items():
+    for values, value in expanded.items():
         if not isinstance(value, Histogram):
-            family.add_metric(_values(metric, values), value)
+            family.add_metric(values, value)
     return family
 
 
-def _values(metric: Metric, values: Labels) -> list[str]:
+def _values(metric: Metric, values: Labels) -> Labels:
     """Return the values of the labels, with the service and the method of a path apart."""
     expanded: list[str] = []
     for label, value in zip(metric.labels, values, strict=True):
@@ -139,7 +142,7 @@ def _values(metric: Metric, values: Labels) -> list[str]:
             expanded += split_method(value)
         else:
             expanded.append(value)
-    return [value.encode(errors="replace").decode() for value in expanded]
+    return tuple([value.encode(errors="replace").decode() for value in expanded])
 
 
 def split_method(path: str) -> tuple[str, str]:

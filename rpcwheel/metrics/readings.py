@@ -224,14 +224,19 @@ def read_components(status: Status) -> dict[Metric, Series]:
         labels = tuple(text[:MAX_NAME] for text in values)
         if labels not in series and len(series) >= MAX_SERIES:
             labels = (OTHER,) * len(labels)
-        old = series.get(labels)
-        if isinstance(old, float) and isinstance(value, float) and metric.combine != "sum":
-            series[labels] = (max if metric.combine == "max" else min)(old, value)
-        else:
-            _add_to(series, labels, value)
+        combine(metric, series, labels, value)
     for metric in COUNTERS:
         ENDED.keep_growing(metric, all_series[metric])
     return all_series
+
+
+def combine(metric: Metric, series: Series, labels: Labels, value: Value) -> None:
+    """Add a value to a series; values with equal labels become one, by `Metric.combine`."""
+    old = series.get(labels)
+    if isinstance(old, float) and isinstance(value, float) and metric.combine != "sum":
+        series[labels] = (max if metric.combine == "max" else min)(old, value)
+    else:
+        _add_to(series, labels, value)
 
 
 def _number(value: Value) -> float:
@@ -297,7 +302,7 @@ def _read_side(
     side: Side, started: Metric, ended: Metric | None, seconds: Metric
 ) -> Iterator[tuple[Metric, Series]]:
     all_totals = side.totals()
-    yield started, {(totals.kind, totals.method): totals.started for totals in all_totals}
+    yield started, {(totals.kind, totals.method): float(totals.started) for totals in all_totals}
     by_code: dict[Labels, Histogram] = {
         (totals.kind, totals.method, code): durations
         for totals in all_totals

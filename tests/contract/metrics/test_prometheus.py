@@ -7,10 +7,11 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fixtures.call_counts import call_counts  # noqa: F401
 from fixtures.programs import run_program
 from rpcwheel.events import FailbackQueued, RetryScheduled, emit
 from rpcwheel.metrics import Collector
-from rpcwheel.metrics.prometheus import exposition
+from rpcwheel.metrics.prometheus import exposition, split_method
 
 PROMTOOL = shutil.which("promtool")
 HOSTILE = '/shop.Orders/Get"} 1\nrpcwheel_retries_total{grpc_method="\\'
@@ -88,6 +89,26 @@ def test_the_exporter_of_opentelemetry_for_prometheus_has_the_metrics_alone():
 def test_a_name_that_is_not_utf_8_does_not_end_the_scrape(registry):
     emit(FailbackQueued("caf\udce9", "push", OSError(), 1.0, 1))
     assert ("rpcwheel_failback_queued_total", "caf?") in read(registry)
+
+
+@pytest.mark.parametrize("paths", [("/abc", "xyz"), ("a/b", "/a/b")])
+def test_methods_with_the_same_labels_are_one_series(paths, call_counts):  # noqa: F811
+    for path in paths:
+        counts = call_counts.server.method(path, "unary")
+        counts.end(counts.begin(), "OK")
+    registry = registry_with(Collector())
+    samples = [
+        (sample.name, *sample.labels.items())
+        for family in registry.collect()
+        for sample in family.samples
+    ]
+    assert len(set(samples)) == len(samples)
+    service, method = split_method(paths[0])
+    labels = {"grpc_type": "unary", "grpc_service": service, "grpc_method": method}
+    assert registry.get_sample_value("grpc_server_started_total", labels) == 2
+    assert registry.get_sample_value("grpc_server_handling_seconds_count", labels) == 2
+    handled = registry.get_sample_value("grpc_server_handled_total", {**labels, "grpc_code": "OK"})
+    assert handled == 2
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian: prometheus) is not installed")
