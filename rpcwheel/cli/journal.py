@@ -70,6 +70,9 @@ STATES: Final = {
     StateFilter.DEAD: (CallState.DEAD,),
 }
 
+MAX_NUMBER: Final = 2**63 - 2
+"""The largest number of a call or of calls: engines have 63 bits, and `ls` asks for one more."""
+
 Url = Annotated[
     str,
     typer.Argument(
@@ -128,7 +131,13 @@ def selection(
     ] = None,
     ids: Annotated[
         list[int] | None,
-        typer.Option("--id", metavar="ID", help="Only this call; may be given several times."),
+        typer.Option(
+            "--id",
+            metavar="ID",
+            min=0,
+            max=MAX_NUMBER,
+            help="Only this call; may be given several times.",
+        ),
     ] = None,
 ) -> Filter:
     """Return the filter that the options of a command describe."""
@@ -155,7 +164,9 @@ selecting = with_options(selection, "chosen")
 def ls(
     url: Url,
     chosen: Filter,
-    limit: Annotated[int, typer.Option(min=1, help="How many calls to show.")] = 100,
+    limit: Annotated[
+        int, typer.Option(min=1, max=MAX_NUMBER, help="How many calls to show.")
+    ] = 100,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object for each call, on one line.")
     ] = False,
@@ -182,7 +193,7 @@ def ls(
 @journal.command
 def show(
     url: Url,
-    number: Annotated[int, typer.Argument(metavar="ID")],
+    number: Annotated[int, typer.Argument(metavar="ID", min=0, max=MAX_NUMBER)],
     body: Annotated[
         bool, typer.Option("--body", help="Show the requests, or the arguments of the function.")
     ] = False,

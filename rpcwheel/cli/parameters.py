@@ -26,6 +26,9 @@ def check_seconds(seconds: float | None) -> float | None:
     return seconds
 
 
+LONGEST_SPAN_S: Final = 36_500 * 86_400.0
+"""A century. Engines of journals have 63 bits for milliseconds."""
+
 UNITS_S: Final = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
@@ -35,12 +38,15 @@ def parse_span(text: str) -> float:
     """Return the seconds of a length of time such as `90`, `30s`, `15m`, `2h` or `7d`.
 
     Raises:
-        typer.BadParameter: It is none.
+        typer.BadParameter: It is none, or more than a century.
     """
     match = _SPAN.fullmatch(text.strip())
     if match is None or match[2] not in UNITS_S:
         raise typer.BadParameter(f"give a length of time, such as 30s, 15m, 2h or 7d, not {text!r}")
-    return float(match[1]) * UNITS_S[match[2]]
+    span_s = float(match[1]) * UNITS_S[match[2]]
+    if span_s > LONGEST_SPAN_S:
+        raise typer.BadParameter(f"give a length of time of at most 36500d, not {text!r}")
+    return span_s
 
 
 def check_server_name(name: str) -> str:

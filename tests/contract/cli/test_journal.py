@@ -25,6 +25,7 @@ from rpcwheel.rpc import Kind
 
 HOUR_S = 3600.0
 TARGET = "127.0.0.1:50051"
+TOO_LARGE = str(2**63 - 1)
 METADATA = (("x-tenant", "7"), ("x-api-token", "swordfish"), ("trace-bin", b"\x00\x01"))
 PUSH = StoredRpc(Kind.UNARY_UNARY, (b"order 1\x00",), METADATA, 2.5)
 
@@ -526,12 +527,23 @@ def test_a_journal_or_call_that_does_not_exist_ends_with_1(url, tmp_path, capsys
         ["ls", "sqlite:///x.db", "--limit", "0"],
         ["ls", "sqlite:///x.db", "--json", "--watch"],
         ["ls", "sqlite:///x.db", "--interval", "0"],
+        ["ls", "sqlite:///x.db", "--limit", TOO_LARGE],
+        ["ls", "sqlite:///x.db", "--id", TOO_LARGE],
+        ["ls", "sqlite:///x.db", "--older", f"{TOO_LARGE}d"],
         ["show", "sqlite:///x.db", "first"],
+        ["show", "sqlite:///x.db", TOO_LARGE],
         ["ls"],
     ],
 )
 def test_wrong_arguments_end_with_2(words, capsys):
     assert run(*words, capsys=capsys, status=2).err
+
+
+def test_the_largest_numbers_and_times_are_accepted(url, backend, capsys):
+    most = str(2**63 - 2)
+    backend.routes()  # creates it
+    assert f"there is no call {most}" in run("show", url, most, capsys=capsys, status=1).err
+    run("ls", url, "--id", most, "--limit", most, "--older", "36500d", capsys=capsys)
 
 
 def test_a_password_in_the_url_is_not_printed(capsys):
