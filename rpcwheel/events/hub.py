@@ -28,7 +28,7 @@ class SinkList:
 
     def new_lock(self) -> None:
         """Replace the lock, in a forked child, where the old one may never be released."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may emit at any time
 
     def emit(self, event: Event) -> None:
         """Call every sink with `event`. Thread-safe. Exceptions of sinks are logged, not raised."""

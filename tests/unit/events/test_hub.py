@@ -2,10 +2,12 @@
 
 import logging
 import os
+import threading
 
 import pytest
 
 from fixtures.timers import run_threads
+from fixtures.waiting import WAIT_S
 from rpcwheel.events import TooManyTimers, add_sink, emit, log_event
 from rpcwheel.events.hub import SinkList
 
@@ -62,6 +64,28 @@ def test_an_exception_of_a_sink_that_was_added_again_is_logged_again(sink_list, 
         sink_list.emit(EVENT)
         sink_list.remove_sink(broken)
     assert len(caplog.records) == 2
+
+
+def test_a_finalizer_may_emit_an_event_while_a_sink_is_added(sink_list):
+    class Sink:
+        def __call__(self, event):
+            raise ZeroDivisionError
+
+        def __eq__(self, other):
+            """Emit, as a finalizer may do at any time while the lock is held."""
+            sink_list.emit(EVENT)
+            return self is other
+
+        __hash__ = None
+
+    def add():
+        for _ in range(2):
+            sink_list.add_sink(Sink())
+
+    thread = threading.Thread(target=add, daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
 
 
 def test_a_sink_that_emits_recursively_does_not_raise_in_the_emitter(sink_list):
