@@ -242,7 +242,7 @@ def record_epoch(data: bytes) -> str | None:
     """Return the epoch of an encoded instance; None if the data are no record."""
     try:
         record = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     epoch = record.get("epoch", "") if isinstance(record, dict) else None
     return epoch if isinstance(epoch, str) else None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.instance import ServiceInstance, Snapshot, started_now
+from rpcwheel.instance import ServiceInstance, Snapshot, record_epoch, started_now
 
 ONE = ServiceInstance(service="shop.Orders", host="10.0.0.7", port=50051)
 
@@ -183,6 +183,11 @@ def test_an_invalid_record_raises_value_error_with_the_reason():
 def test_any_record_is_decoded_or_raises_value_error(data):
     with contextlib.suppress(ValueError):
         assert isinstance(ServiceInstance.decoded(data), ServiceInstance)
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"{", b"[]", b'{"epoch": 1}', b"[" * 100_000])
+def test_data_that_are_no_record_have_no_epoch(data):
+    assert record_epoch(data) is None
 
 
 def test_started_now_is_the_time_since_1970():
