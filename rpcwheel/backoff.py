@@ -43,7 +43,7 @@ ALLOWED_WAITS: Final = (
 """The values that `Backoff` accepts as a wait, for error messages."""
 
 _GOLDEN_RATIO: Final = (5**0.5 - 1) / 2
-_RANDOM: Final = random.SystemRandom()
+RANDOM: Final = random.SystemRandom()
 """Not the program's own generator: background threads would draw from it, which changes the random
 numbers of a program that has seeded it."""
 
@@ -72,12 +72,12 @@ class _EvenFractions:
 
     def __init__(self) -> None:
         self._index = count()
-        self._pid, self._start = os.getpid(), _RANDOM.random()
+        self._pid, self._start = os.getpid(), RANDOM.random()
 
     def next(self) -> float:
         """Return the next fraction. May be called on any thread."""
         if self._pid != os.getpid():
-            self._pid, self._start = os.getpid(), _RANDOM.random()
+            self._pid, self._start = os.getpid(), RANDOM.random()
         return (self._start + next(self._index) * _GOLDEN_RATIO) % 1.0
 
     def __reduce__(self) -> tuple[type[_EvenFractions], tuple[()]]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import warnings
 from collections.abc import Mapping
@@ -34,6 +33,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from tenacity import wait_exponential
 
+from rpcwheel.backoff import RANDOM
 from rpcwheel.call.policy import HedgingPolicy, MethodPolicy, RetryPolicy, RetryThrottling
 from rpcwheel.errors import ConfigurationError, short_repr
 from rpcwheel.policy import messages_of, path_of, refusal
@@ -153,7 +153,7 @@ class _GrpcBackoff(wait_exponential):
     """gRPC's wait before a retry: exponential up to a maximum, varied by 20 % (gRFC A6)."""
 
     def __call__(self, retry_state: RetryCallState) -> float:
-        return super().__call__(retry_state) * random.uniform(0.8, 1.2)
+        return super().__call__(retry_state) * RANDOM.uniform(0.8, 1.2)
 
 
 class _Hedging(_Part):

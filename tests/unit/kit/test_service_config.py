@@ -1,6 +1,7 @@
 """The policy that is made from a service config of gRPC."""
 
 import json
+import random
 import re
 
 import pytest
@@ -149,6 +150,12 @@ def test_the_backoff_is_exponential_and_varied_by_20_percent(attempt, initial, m
     expected = min(initial * multiplier ** (attempt - 1), most)
     assert 0.79 * expected <= seconds <= 1.21 * expected
     assert isinstance(backoff, tenacity.wait.wait_base)
+
+
+def test_the_backoff_draws_nothing_from_the_generator_of_the_program():
+    state = random.getstate()
+    retry_of().backoff(failed_state(1, elapsed_ns=0, error=OSError()))
+    assert random.getstate() == state
 
 
 def refused(config, *said):
