@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from fixtures.balanced_channels import BALANCER, TRANSPORT, connect, hang_all, instance
+from fixtures.balanced_channels import connect, hang_all, instance
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S, wait_until
@@ -20,7 +20,7 @@ from rpcwheel.events import CallbackFailed
 @pytest.fixture
 def channels(world, shops, timer):
     """A channel to each server, without a balancer."""
-    make = TRANSPORT[world.name].ReconnectingChannel
+    make = world.module("transport").ReconnectingChannel
     return [world.keep(world.do(make, shop.target, timer=timer)) for shop in shops]
 
 
@@ -33,7 +33,7 @@ def threads():
 
 def broadcast(world, channel, **options):
     """Call all servers, and wait for the responses."""
-    front = BALANCER[world.name].BroadcastChannel(channel)
+    front = world.module("balancer").BroadcastChannel(channel)
     return world.do(front.unary_unary(UNARY_UNARY), b"x", **{"timeout": WAIT_S} | options)
 
 
@@ -177,7 +177,7 @@ def test_a_channel_that_is_closed_meanwhile_is_one_of_the_errors(world, shops, c
 
 
 def test_streams_are_refused(world, open_balanced):
-    channel = BALANCER[world.name].BroadcastChannel(open_balanced(1))
+    channel = world.module("balancer").BroadcastChannel(open_balanced(1))
     stream = channel.unary_stream(UNARY_STREAM)  # stubs make all multicallables
     with pytest.raises(ConfigurationError, match="for unary calls"):
         world.do(stream, b"x")
@@ -185,21 +185,21 @@ def test_streams_are_refused(world, open_balanced):
 
 def test_close_leaves_the_balanced_channel_open(world, open_balanced):
     channel = open_balanced(1)
-    world.do(BALANCER[world.name].BroadcastChannel(channel).close)
+    world.do(world.module("balancer").BroadcastChannel(channel).close)
     assert not channel.closed
 
 
 def test_a_channel_with_policies_is_refused(world, open_balanced):
     kit = world.keep(world.api.Kit())
     with pytest.raises(TypeError, match="apply them to the result"):
-        BALANCER[world.name].BroadcastChannel(world.do(kit.intercept_channel, open_balanced(1)))
+        world.module("balancer").BroadcastChannel(world.do(kit.intercept_channel, open_balanced(1)))
 
 
 def test_policies_apply_to_a_broadcast(world, shops, open_balanced):
     retry = RetryPolicy(retry_on={"INTERNAL"}, max_attempts=2, backoff=0.01)
     methods = {UNARY_UNARY: MethodPolicy(idempotent=True)}
     kit = world.keep(world.api.Kit(retry=retry, methods=methods, timeout=WAIT_S))
-    channel = BALANCER[world.name].BroadcastChannel(open_balanced(*shops))
+    channel = world.module("balancer").BroadcastChannel(open_balanced(*shops))
     fronts = [world.do(kit.intercept_channel, channel)]
     if world.name == "sync":
         fronts.append(grpc.intercept_channel(channel, *kit.client_interceptors()))

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 import grpc
 import pytest
 
-from fixtures.balanced_channels import BALANCER, connect, counts, instance, subchannel_of
+from fixtures.balanced_channels import connect, counts, instance, subchannel_of
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import Silent
 from fixtures.small_servers import running
@@ -144,7 +144,7 @@ def test_close_ends_calls_subchannels_and_health_checks(world, shops, open_balan
 def test_a_channel_that_is_dropped_unclosed_leaves_nothing(world, shops, timer):
     instances = [instance(shop) for shop in shops]
     given = {"timer": timer, "options": IMPATIENT}
-    channel = world.do(BALANCER[world.name].BalancedChannel, "s", instances, **given)
+    channel = world.do(world.module("balancer").BalancedChannel, "s", instances, **given)
     connect(world, channel)
     world.do(channel.subchannels[0].mark_unhealthy, "the test")
     for shop in shops:

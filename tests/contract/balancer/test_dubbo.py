@@ -3,13 +3,11 @@
 import grpc
 import pytest
 
-from fixtures.balanced_channels import BALANCER, connect, counts, instance
+from fixtures.balanced_channels import connect, counts, instance
 from fixtures.shop import UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import each_kind
 from rpcwheel import RetryPolicy
-from rpcwheel.registry import Registry
-from rpcwheel.registry.aio import Registry as AioRegistry
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends.memory import MemoryBackend
 from rpcwheel.registry.url import parse_url
@@ -127,7 +125,7 @@ def test_a_channel_whose_servers_all_have_a_tag_becomes_ready(world, shops, open
 
 def test_a_broadcast_goes_to_the_servers_of_its_tag(world, shops, open_tagged):
     channel = open_tagged()
-    front = world.do(BALANCER[world.name].BroadcastChannel, channel)
+    front = world.do(world.module("balancer").BroadcastChannel, channel)
     call = front.unary_unary(UNARY_UNARY)
     answers = world.do(call, b"x", timeout=WAIT_S, metadata=(("dubbo.tag", "blue"),))
     assert list(answers) == [f"127.0.0.1:{shops[1].port}"]
@@ -142,9 +140,8 @@ class DubboMemory(MemoryBackend):
 
 
 def test_application_and_tag_are_also_those_of_a_registry_object(world, shops, timer):
-    registries = {"sync": Registry, "aio": AioRegistry}
     backend = DubboMemory("application=shop&tag=blue")
-    registry = world.keep(world.do(registries[world.name], backend, timer=timer))
+    registry = world.keep(world.do(world.module("registry").Registry, backend, timer=timer))
     for shop, tag in zip(shops, ("", "blue", "green"), strict=True):
         world.do(registry.register, tagged(shop, tag))
     channel = world.keep(

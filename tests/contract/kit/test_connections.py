@@ -6,9 +6,6 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-import rpcwheel
-import rpcwheel.balancer.aio
-import rpcwheel.transport.aio
 from fixtures.grpcio import TARGET_IS_KNOWN
 from fixtures.heartbeats import SERVING, HealthServer
 from fixtures.shop import UNARY_UNARY, Hang
@@ -67,7 +64,7 @@ def bare(world, target):
 
 
 def reconnecting(world, target):
-    transport = rpcwheel.transport if world.name == "sync" else rpcwheel.transport.aio
+    transport = world.module("transport")
     return transport.ReconnectingChannel(target)
 
 
@@ -118,7 +115,7 @@ def test_client_interceptors_warn_once_that_heartbeat_has_no_effect(world, kit):
 def test_each_subchannel_of_a_balanced_channel_has_a_heartbeat(shop, world, kit, timer):
     made, another = kit(heartbeat=10.0), kit(heartbeat=10.0)
     instance = ServiceInstance(service="shop", host="127.0.0.1", port=shop.port)
-    balancer = rpcwheel.balancer if world.name == "sync" else rpcwheel.balancer.aio
+    balancer = world.module("balancer")
     settings = {"timer": timer, "balancer_policy": BalancerPolicy(self_preservation=False)}
     balanced = world.keep(world.do(balancer.BalancedChannel, "shop", [instance], **settings))
     channel = world.do(made.intercept_channel, balanced)
@@ -174,7 +171,7 @@ def test_an_answered_heartbeat_ends_what_a_missed_heartbeat_began_and_nothing_el
 @pytest.fixture
 def balanced(world, timer):
     """Makes a balanced channel, which counts the listeners that are added to it."""
-    balancer = rpcwheel.balancer if world.name == "sync" else rpcwheel.balancer.aio
+    balancer = world.module("balancer")
 
     class Balanced(balancer.BalancedChannel):
         listeners = 0

@@ -8,8 +8,6 @@ import pytest
 import rpcwheel
 import rpcwheel.aio
 from rpcwheel import DeadlinePolicy, HedgingPolicy, RetryPolicy
-from rpcwheel.balancer import BroadcastChannel
-from rpcwheel.balancer.aio import BroadcastChannel as AioBroadcastChannel
 from rpcwheel.call import CallPolicy, MethodPolicy
 from rpcwheel.interceptors import aio, sync
 
@@ -30,7 +28,7 @@ def of_a_kit(world, policy):
 
 
 def to_all_servers(world, policy):
-    broadcast = BroadcastChannel if world.name == "sync" else AioBroadcastChannel
+    broadcast = world.module("balancer").BroadcastChannel
     return world.keep(world.do(broadcast, [of_a_kit(world, policy)]))
 
 

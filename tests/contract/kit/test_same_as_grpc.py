@@ -5,9 +5,6 @@ import asyncio
 import grpc
 import pytest
 
-import rpcwheel
-import rpcwheel.balancer.aio
-import rpcwheel.transport.aio
 from fixtures.balanced_channels import instance
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S
@@ -20,12 +17,6 @@ POLICY = CallPolicy(retry=RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0), idem
 
 def target(port) -> str:
     return f"127.0.0.1:{port}"
-
-
-def module(world, name):
-    """`rpcwheel.<name>`, or its module for aio."""
-    package = getattr(rpcwheel, name)
-    return package if world.name == "sync" else package.aio
 
 
 def bare(world, port, options=(), **more):
@@ -44,7 +35,7 @@ def by_interceptors(world, port):
 
 
 def balanced(world, port, **options):
-    return module(world, "balancer").BalancedChannel("test.Shop", [instance(port)], **options)
+    return world.module("balancer").BalancedChannel("test.Shop", [instance(port)], **options)
 
 
 CHANNELS = {
@@ -55,7 +46,7 @@ CHANNELS = {
     "kit": lambda world, port, **options: world.api.Kit.from_policy(POLICY).channel(
         target(port), **options
     ),
-    "reconnecting": lambda world, port, **options: module(world, "transport").ReconnectingChannel(
+    "reconnecting": lambda world, port, **options: world.module("transport").ReconnectingChannel(
         target(port), **options
     ),
     "balanced": balanced,

@@ -34,7 +34,7 @@ from rpcwheel.events import (
     add_sink,
     remove_sink,
 )
-from rpcwheel.registry import Registry, RegistryPolicy, aio, open_registry
+from rpcwheel.registry import Registry, RegistryPolicy, open_registry
 from rpcwheel.registry.backend import View
 from rpcwheel.timer import ManualTimer
 
@@ -50,7 +50,7 @@ def registry(backend, timer):
 @pytest.fixture
 def world_registry(world, backend, timer):
     """The registry of the API of each world."""
-    kind = {"sync": Registry, "aio": aio.Registry}[world.name]
+    kind = world.module("registry").Registry
     registry = world.do(kind, backend, registry_policy=POLICY.replace(snapshot=False))
     yield registry
     backend.up()

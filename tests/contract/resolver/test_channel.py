@@ -8,11 +8,10 @@ import pytest
 import rpcwheel
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.balancer import BalancerPolicy, aio, sync
+from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.errors import ConfigurationError, RegistryClosed
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry import Registry, RegistryPolicy
-from rpcwheel.registry.aio import Registry as AioRegistry
+from rpcwheel.registry import RegistryPolicy
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
 from rpcwheel.resolver.resolver import SESSIONS
@@ -20,9 +19,6 @@ from rpcwheel.testing import FlakyBackend
 
 POLICY = RegistryPolicy(lease_ttl=1800.0, timeout=1.0)
 NEVER_S = 10**6
-
-REGISTRY = {"sync": Registry, "aio": AioRegistry}
-BALANCER = {"sync": sync, "aio": aio}
 
 
 @pytest.fixture
@@ -46,7 +42,7 @@ def registry(world, memory):
 def open_flaky(world, memory, backend_class=FlakyBackend):
     """A backend with an engine that fails when it is told to, and a registry over it."""
     backend = backend_class(open_backend(memory, Settings(lease_s=1800.0, timeout_s=1.0)))
-    registry = world.do(REGISTRY[world.name], backend, registry_policy=POLICY)
+    registry = world.do(world.module("registry").Registry, backend, registry_policy=POLICY)
     return backend, world.keep(registry)
 
 
@@ -96,7 +92,7 @@ def test_a_channel_calls_all_published_servers_and_follows_changes(
 ):
     one = serve("a")
     channel = open_channel(f"{memory}/{SERVICE}")
-    assert isinstance(channel, BALANCER[world.name].BalancedChannel)
+    assert isinstance(channel, world.module("balancer").BalancedChannel)
     assert (isinstance(channel, world.grpc.Channel), channel.name) == (True, SERVICE)
     assert who(world, channel) == {b"a"}
     serve("b")

@@ -52,15 +52,12 @@ def test_the_keyword_only_parameters_are_the_same_everywhere():
     assert {default for _, default in keyword_only(functions[0])} == {None}
 
 
-TRANSPORT = {"sync": rpcwheel.transport, "aio": rpcwheel.transport.aio}
-
-
 def test_an_address_gets_a_reconnecting_channel(world, shop):
     options = [("grpc.max_send_message_length", -1)]
     compression = grpc.Compression.Gzip
     for target in shop.targets:
         channel = world.keep(world.do(world.api.insecure_channel, target, options, compression))
-        assert isinstance(channel, TRANSPORT[world.name].ReconnectingChannel)
+        assert isinstance(channel, world.module("transport").ReconnectingChannel)
         assert world.call(channel, method=WHO).result() == b"a"
 
 

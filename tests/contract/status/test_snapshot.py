@@ -20,7 +20,6 @@ from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel import FailbackPolicy, Kit, aio
 from rpcwheel.balancer import BalancedChannel
-from rpcwheel.balancer.aio import BalancedChannel as AioBalancedChannel
 from rpcwheel.failback.queue import MAX_STATUS_ENTRIES
 from rpcwheel.journal import Depth
 from rpcwheel.publisher import Publisher
@@ -172,7 +171,7 @@ def test_heartbeats_and_channels_of_a_kit(world, shop, timer):
 def test_subchannels_of_a_balanced_channel(world, shop):
     here = instance_of(shop, weight=7, zone="z")
     away = ServiceInstance(service="shop.Here", host="127.0.0.1", port=1, id="away")
-    kind = {"sync": BalancedChannel, "aio": AioBalancedChannel}[world.name]
+    kind = world.module("balancer").BalancedChannel
     channel = world.keep(world.do(kind, "shop.Here", instances=[here, away]))
     assert world.call(channel, wait_for_ready=True).result() == b"x"
     subchannel = next(one for one in channel.subchannels if one.id == here.id)

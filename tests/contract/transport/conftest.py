@@ -7,7 +7,7 @@ from fixtures.aio_channels import (  # noqa: F401 - fixtures
     channel,
     make,
 )
-from fixtures.balanced_channels import TRANSPORT, open_balanced  # noqa: F401
+from fixtures.balanced_channels import open_balanced  # noqa: F401
 from fixtures.shop import shop  # noqa: F401
 from fixtures.timers import frequent_thread_switches  # noqa: F401
 from fixtures.waiting import wait_until
@@ -21,7 +21,7 @@ def open_reconnecting(world, shop, timer):  # noqa: F811
 
     def open_one(**given):
         given = {"target": shop.target, "timer": timer} | given
-        made.append(world.do(TRANSPORT[world.name].ReconnectingChannel, **given))
+        made.append(world.do(world.module("transport").ReconnectingChannel, **given))
         return made[-1]
 
     yield open_one

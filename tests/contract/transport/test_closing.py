@@ -6,7 +6,6 @@ import weakref
 import grpc
 import pytest
 
-from fixtures.balanced_channels import TRANSPORT
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import hanging_call, ways_to_call
@@ -55,7 +54,7 @@ def test_a_dropped_channel_is_freed_although_a_callback_can_be_removed(world, sh
             pass
 
     listener = Listener()
-    channel = world.do(TRANSPORT[world.name].ReconnectingChannel, shop.target)
+    channel = world.do(world.module("transport").ReconnectingChannel, shop.target)
     forget, gone = channel.on_close(listener.closed), weakref.ref(channel)
     kept = weakref.ref(listener)
     del channel
