@@ -21,9 +21,9 @@ import os
 import threading
 import weakref
 from collections import deque
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
+from rpcwheel.errors import TimerError
 from rpcwheel.events import ExecutorRejected, TaskFailed, emit
 
 from .callbacks import callable_name
@@ -118,18 +118,21 @@ class KeyedExecutor:
                 self._handed.remove((key, job))
                 self._note_end(key)
                 self._waiting.setdefault(key, deque()).appendleft(job)
-                self._plan_retry()
+            self._plan_retry()
             emit(ExecutorRejected(timer=self._name, task=callable_name(job), error=error))
 
     def _plan_retry(self) -> None:
-        """Have the timer try again, unless it will; with the lock.
+        """Have the timer try again, unless it will. Without the lock: the timer has locks too.
 
         If the timer's own thread is refused too, the job waits for the next one that is submitted.
         """
-        if self.timer is not None and not self._retry_planned:
-            with suppress(RuntimeError):
-                self.timer().new_timeout(self._retry_all, RETRY_S)
-                self._retry_planned = True
+        if self.timer is None or self._retry_planned:
+            return
+        self._retry_planned = True
+        try:
+            self.timer().new_timeout(self._retry_all, RETRY_S)
+        except (TimerError, RuntimeError):
+            self._retry_planned = False
 
     def _retry_all(self, _: object) -> None:
         with self._changed:
