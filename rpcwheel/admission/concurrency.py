@@ -101,5 +101,5 @@ class Concurrency:
                 self._lowered_ns, self._has_answered = now_ns, False
             if self._failed > 1.0 or self._ended >= self.limit:
                 self._ended, self._failed = 0, 0.0
-        if self.running:  # not in a forked child, if the copy of an attempt of its parent ends
+        if self.running:  # it began with 0 in a forked child, where copies of its parent's may end
             self.running -= 1

@@ -386,6 +386,8 @@ class MethodAdmission:
         """Go on in a forked child, with the new lock of the target, and counts of 0."""
         self.lock = lock
         self.refusals.clear()
+        self._watched, self._proven = {}, {}
+        self._throttled_since_ns = None  # the timeout that looks for the end is gone
         if self._concurrency is not None:
             self._concurrency.reset_after_fork()
 

@@ -253,9 +253,11 @@ class _WaitingCalls:
         reference = weakref.ref(call)
         if reference not in self.calls:
             self._poll_s = min(self._poll_s, poll_interval_s(len(self.calls)))
-            self._poll_soon(self._poll_s if self.calls else 0)
             if self.calls:  # the others need not pick again now
+                self._poll_soon(self._poll_s)
                 self._pool.jobs.enter().call_soon(self._begin, reference)
+            else:
+                self._poll_soon(0)
         self.calls[reference] = None if weakly else call
 
     def release(self, call: _BalancedCall) -> None:

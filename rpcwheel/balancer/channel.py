@@ -111,10 +111,13 @@ class _Pool(SubchannelPool[Subchannel]):
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Forget the waiting calls and probes of the parent, in a forked child."""
+        """Forget the waiting calls and checks of the parent, in a forked child."""
         self.lock = threading.RLock()
         self.waiting = _WaitingCalls(self)
+        self.connections.reset()
         self.checker.reset()
+        for picking in self.router:
+            picking.read_soon()
 
     def changed(self) -> None:
         self.on_change()

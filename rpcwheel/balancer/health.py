@@ -324,8 +324,16 @@ class HealthChecker(Generic[S]):
     # --- Why servers can't be reached ---
 
     def reset(self) -> None:
-        """Forget the probes under way, in a forked child."""
-        self._explaining = 0
+        """Forget the checks of the parent in a forked child, where they do not go on.
+
+        What was unhealthy is healthy: the next call shows whether it works.
+        """
+        self._explaining, self._timeouts = 0, {}
+        now_ns = self._pool.now_ns()
+        for subchannel in self._pool.subchannels:
+            health = subchannel.health
+            health.checking = health.suspected = False
+            health.set_healthy(now_ns)
 
     def explains(self, now_s: float) -> bool:
         """Whether probes find out now why servers can't be reached; starts them if it is time.

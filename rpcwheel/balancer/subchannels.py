@@ -136,6 +136,10 @@ class Connections(Generic[S]):
 
     # --- The rest ---
 
+    def reset(self) -> None:
+        """Forget what threads of the parent connect, in a forked child."""
+        self._connecting = set()
+
     def connect_now(self, subchannels: Iterable[S]) -> None:
         """Connect the subchannels that are IDLE, on this thread; does not wait for connections."""
         now_ns = time.monotonic_ns()
@@ -543,7 +547,6 @@ class SubchannelPool(Generic[S]):
 
     def _pick_anew(self, picking: Picking[S], method: str, request: Any, metadata: Any) -> S | None:
         """Read the states and pick."""
-        picking.is_used = True
         for _ in range(MAX_REPICKS):
             self.refresh(picking)
             chosen = self.pick_again(method, request, metadata)

@@ -58,6 +58,7 @@ from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .config import CALL_OPTIONS, MethodConfig
 from .failed_calls import (
     ANSWER_KEY,
+    LATE_READ_S,
     READ_TIMEOUT_S,
     copy_of,
     default_messages,
@@ -489,10 +490,12 @@ class RetryingCall(Relay):
     # --- Failback ---
 
     def _read_requests(self, command: ReadRequests) -> None:
-        """Read the rest of the requests, at most until the deadline."""
+        """Read the rest of the requests, at most for `LATE_READ_S` after the deadline."""
         left_s, requests = self.time_remaining(), self._requests
-        timeout_s = READ_TIMEOUT_S if left_s is None else min(READ_TIMEOUT_S, left_s)
-        if requests is None or requests.is_over or timeout_s <= 0:
+        timeout_s = READ_TIMEOUT_S
+        if left_s is not None:
+            timeout_s = min(READ_TIMEOUT_S, max(LATE_READ_S, left_s))
+        if requests is None or requests.is_over:
             self._requests_read(command)
         else:
             self._run_task(self._read_rest(requests, timeout_s, command))

@@ -32,6 +32,9 @@ ANSWER_KEY: Final = "rpcwheel-answer"
 READ_TIMEOUT_S: Final = 1.0
 """How long to read the rest of a request stream before failback queues the call."""
 
+LATE_READ_S: Final = 0.02
+"""The same at the deadline: enough for requests that exist already, such as those of a list."""
+
 DELIVERY_TIMEOUT_S: Final = 60.0
 """The timeout of one delivery if neither the caller nor the policy sets one."""
 

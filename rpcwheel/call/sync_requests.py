@@ -14,7 +14,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from .failed_calls import READ_TIMEOUT_S
+from .failed_calls import LATE_READ_S, READ_TIMEOUT_S
 from .replay import ReplayBuffer
 
 if TYPE_CHECKING:
@@ -63,15 +63,17 @@ class RequestStream:
     def read_rest(self, left_s: float | None = None) -> list[Any] | None:
         """Read the rest and return all messages; None if they are not all read in time.
 
-        Waits at most `READ_TIMEOUT_S`, and not after the deadline. Reads on a thread of its own, as
-        gRPC does, because the user's iterator may block forever.
+        Waits at most `READ_TIMEOUT_S`, and until `LATE_READ_S` after the deadline. Reads on a
+        thread of its own, as gRPC does, because the user's iterator may block forever.
 
         Args:
             left_s: The time until the deadline of the call; None without a deadline.
         """
         buffer = self._buffer
-        timeout_s = READ_TIMEOUT_S if left_s is None else min(READ_TIMEOUT_S, left_s)
-        if not buffer.complete and self.replayable and timeout_s > 0:
+        timeout_s = READ_TIMEOUT_S
+        if left_s is not None:
+            timeout_s = min(READ_TIMEOUT_S, max(LATE_READ_S, left_s))
+        if not buffer.complete and self.replayable:
             drain = partial(_drain, self.for_attempt())
             with contextlib.suppress(RuntimeError):  # no thread can be started
                 threading.Thread(target=drain, name="rpcwheel-requests", daemon=True).start()

@@ -355,8 +355,8 @@ class _InterceptedMulticallable:
         """Begin a call of `.future()`, or a response stream."""
         call = self._new_call(self._begin_attempt, request, options)
         begun = begin(call)
-        can_end = hasattr(begun, "cancel")  # a generator of an interceptor has no such method
-        if can_end and self._keeper is not None and self._keeper.is_used:
+        is_kept = self._keeper is not None and self._keeper.is_used
+        if is_kept and hasattr(begun, "cancel"):  # a generator of an interceptor has no `cancel`
             self._waiting.add_running(begun)
             if self._state.refuse is not None:  # the channel was closed meanwhile
                 begun.cancel()

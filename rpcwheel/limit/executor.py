@@ -272,20 +272,32 @@ def _run_or_end(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Future[Any]:
-    """Submit a function. If it is a call, and the pool was shut down, end the call.
+    """Submit a function. If it is a call, and the pool does not take it, end the call.
 
-    An error would end the serving thread of gRPC, and then the server hangs.
+    The pool was shut down, or no thread can be started. An error would end the serving thread of
+    gRPC, and then the server hangs.
     """
-    try:
+    call = submitted_call(args)
+    if call is None:
         return submit(fn, *args, **kwargs)
+    start = [(fn, args)]  # popped once: without a new thread, another may take it from the pool
+    try:
+        return submit(_run_started, start)
     except RuntimeError:
-        call = submitted_call(args)
-        if call is None:
-            raise
-        end_unserved_call(*call, "UNAVAILABLE", RefusalReason.CLOSED.details, ())
+        with suppress(IndexError):
+            start.pop()
+            end_unserved_call(*call, "UNAVAILABLE", RefusalReason.CLOSED.details, ())
         future = WaitingFuture()
         future.end()
         return future
+
+
+def _run_started(start: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:
+    try:
+        fn, args = start.pop()
+    except IndexError:
+        return
+    fn(*args)
 
 
 def _let_accept(limit: ServerLimit) -> None:

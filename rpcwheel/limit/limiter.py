@@ -150,7 +150,7 @@ class LimitedCall:
         self.has_waited = False
         """Whether it was not started when it arrived."""
         self.waits_for_method = False
-        """Whether it was not because as many handlers of its method ran as may."""
+        """Whether it was not because of its method's own number: fewer handlers ran than may."""
         self.is_extra = False
         """Whether it runs in addition to the adaptive limit."""
         self.is_gone = False
@@ -289,7 +289,7 @@ class Limiter:
         if not self.waiting:
             self._is_late = False
         call.has_waited = True
-        call.waits_for_method = method.running >= method.maximum
+        call.waits_for_method = self.running < self.limit and method.running >= method.maximum
         self.waiting += 1
         self._waiting_streams += method.is_stream
         self._waiting_quick += not method.is_slow

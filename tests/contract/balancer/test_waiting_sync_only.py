@@ -152,7 +152,8 @@ def test_a_done_callback_may_make_a_blocking_call_while_no_server_can_be_reached
     call.on_done(call_again)
     shops[0].kill()
     assert wait_until(lambda: ends)
-    assert ends == ["UNAVAILABLE"]
+    # On a busy machine, the deadline may pass before the connection is refused.
+    assert ends == ["UNAVAILABLE"] or (options and ends == ["DEADLINE_EXCEEDED"])
 
 
 def test_a_call_of_a_forked_child_ends_while_one_of_its_parent_waits(open_balanced):

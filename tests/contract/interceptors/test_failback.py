@@ -143,13 +143,26 @@ def test_a_call_whose_deadline_has_passed_is_queued(shop, client, open_channel, 
     assert "grpc-previous-rpc-attempts" not in seen.metadata
 
 
-def test_requests_are_not_read_after_the_deadline(shop, client, open_channel, queues):
+def test_requests_that_exist_are_read_at_the_deadline_too(
+    shop, client, open_channel, flush, set_limit
+):
+    set_limit("call.sync_requests.LATE_READ_S", WAIT_S)
+    set_limit("call.aio_call.LATE_READ_S", WAIT_S)
     channel = open_channel(AUDIT.replace(retry_on="DEADLINE_EXCEEDED"))
-    requests = iter([b"a"])
     with deadline_scope(0.0):
-        error = client.refused(channel, requests=requests)
+        assert is_default(client.ask(channel, requests=iter([b"a", b"b"])))
+    assert flush()
+    (seen,) = shop.calls
+    assert seen.requests == [b"a", b"b"]
+
+
+def test_requests_are_not_awaited_after_the_deadline(client, open_channel, queues):
+    channel = open_channel(AUDIT.replace(retry_on="DEADLINE_EXCEEDED"))
+    gate = threading.Event()
+    with deadline_scope(0.0):
+        error = client.refused(channel, requests=client.requests(b"a", gate=gate))
+    gate.set()
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert list(requests) == [b"a"]
     assert not queues.pending
 
 

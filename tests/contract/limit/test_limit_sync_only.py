@@ -272,7 +272,16 @@ def test_calls_that_wait_are_not_reported_as_an_overload_when_the_executor_ends(
     assert not [event for event in events if "Overload" in type(event).__name__]
 
 
-def test_calls_are_refused_while_no_thread_can_be_started(limited, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("unary_unary", PATIENT),
+        # gRPC would run the handler of a refused call with a request stream.
+        ("stream_unary", {"methods": {OTHER: MethodPolicy(limit=1)}}),
+    ],
+    ids=["limited", "without a limit"],
+)
+def test_calls_are_refused_while_no_thread_can_be_started(limited, monkeypatch, kind, settings):
     start = threading.Thread.start
 
     def fail(thread):
@@ -280,12 +289,12 @@ def test_calls_are_refused_while_no_thread_can_be_started(limited, monkeypatch):
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    server = limited(**PATIENT)
+    server = limited(**settings)
     monkeypatch.setattr(threading.Thread, "start", fail)
     for _ in range(2):
-        assert server.call(b"refused").error().code() is Code.UNAVAILABLE
+        assert server.call(b"refused", kind).error().code() is Code.UNAVAILABLE
     monkeypatch.undo()
-    assert server.call(b"next").result() == b"next"
+    assert server.call(b"next", kind).result() == b"next"
     assert wait_until(server.is_idle)
     assert server.began == [b"next"]
 

@@ -325,6 +325,20 @@ def test_the_deadline_of_a_call_ends_its_wait_for_an_explanation(checked):
     assert pool.try_pick(pending, 10.5) == pool.refusal()
 
 
+def test_a_forked_child_calls_what_was_unhealthy_and_checks_it_anew(checked, timer):
+    checked.mark_unhealthy()
+    timer.advance(1.1)
+    checked.one.health.checking = True  # the probe does not end in the child
+    checked.pool.checker.reset()
+    assert checked.one.healthy
+    assert not checked.one.health.checking
+    checked.prober.answers = [True]
+    checked.mark_unhealthy()
+    timer.advance(1.1)
+    assert checked.prober.probes == [1, 1]
+    assert checked.one.healthy
+
+
 def test_a_forked_child_does_not_wait_for_the_probes_of_its_parent(checked):
     checked.pool.set_states(p1=FAILING)
     checker = checked.pool.checker

@@ -388,6 +388,17 @@ def test_calls_that_wait_too_long_for_their_own_method_do_not_shorten_the_wait_o
     assert server.refused == [("a", RefusalReason.WAITED)]
 
 
+def test_calls_wait_for_a_server_that_is_full_although_their_method_is_too():
+    server = Server(max_concurrent=1, max_wait=1.0)
+    alone = LimitedMethod(is_stream=False, maximum=1)
+    server.running("first", alone)
+    server.waiting("a", method=alone)
+    server.now_ms += 750
+    server.waiting("b", "c", method=alone)
+    server.expire(2001)  # they have waited for 251 ms
+    assert [name for name, _ in server.refused] == ["a", "b"]
+
+
 def test_the_wait_is_the_whole_time_again_when_calls_wait_for_their_own_method_only():
     server = Server(max_concurrent=2, max_wait=1.0)
     rare = LimitedMethod(is_stream=False, maximum=1)
