@@ -373,11 +373,12 @@ class JournalWorker:
     def _look(self, journal: Journal) -> bool:
         """Look for queues and targets. False if the journal has failed."""
         try:
+            names = journal.backend.routes()  # first: a look that fails must not end an outage
             journal.take(self._name, (), 0.0)  # makes the calls of workers ready that have died
-            names = journal.backend.routes()
         except JournalError as error:
-            journal.outage.failed(error, writes=False)
-            self._fails_since_s = min(self._fails_since_s, time.monotonic())
+            if self._fails_since_s == math.inf:  # other requests may end the outage meanwhile
+                self._fails_since_s = time.monotonic()
+                journal.outage.failed(error, writes=False)
             return False
         self._fails_since_s = math.inf
         now_s = time.monotonic()

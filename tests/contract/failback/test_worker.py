@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import grpc
 import pytest
@@ -15,7 +14,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.call.retry import RETRY_KEY
 from rpcwheel.errors import JournalFull, JournalRefused
-from rpcwheel.events import CallbackFailed, JournalFailed
+from rpcwheel.events import CallbackFailed, JournalFailed, JournalRecovered
 from rpcwheel.failback import JournalWorker, with_failback
 from rpcwheel.failback.stored import StoredFunction
 from rpcwheel.journal import CallState, Filter, NewCall
@@ -413,15 +412,35 @@ def test_a_worker_that_is_dropped_warns_and_gives_its_calls_back(url, backend, s
         drop()
 
 
+@pytest.fixture
+def fail_routes(script):
+    """Makes the looks of a worker fail, after the check of `start`. Returns the list of looks."""
+
+    def begin(error):
+        looks = []
+
+        def look():
+            looks.append(error)
+            if len(looks) > 1:
+                raise error
+
+        script["routes"] = look
+        return looks
+
+    return begin
+
+
 @pytest.mark.parametrize("request_name", ["take", "routes"])
 def test_once_ends_if_the_journal_fails(
-    request_name, url, backend, shop, script, set_limit, events
+    request_name, url, backend, shop, script, fail_routes, set_limit, events
 ):
     set_limit("failback.worker.ONCE_FAILURE_S", 0.2)
     backend.append([stored_rpc(shop.target)])
     error = JournalFull("the disk is full")
-    fail = partial(script.update, {request_name: error})  # after the check of `start`
-    script["take"] = error if request_name == "take" else fail
+    if request_name == "take":
+        script["take"] = error
+    else:
+        fail_routes(error)
     with JournalWorker(url, once=True) as worker:
         assert worker.wait(WAIT_S)
         assert worker.failed
@@ -431,3 +450,15 @@ def test_once_ends_if_the_journal_fails(
         assert worker.wait(WAIT_S)
         assert not worker.failed
     assert len(shop.calls) == 1
+
+
+def test_looks_that_fail_are_one_outage(url, backend, shop, script, fail_routes, events):
+    backend.append([stored_rpc(shop.target)])
+    looks = fail_routes(JournalRefused("no such table"))
+    with JournalWorker(url):
+        wait_until(lambda: len(looks) > 5)
+        script.clear()
+        wait_empty(backend)
+        wait_until(lambda: events.of(JournalRecovered))
+    assert len(events.of(JournalFailed)) == 1
+    assert len(events.of(JournalRecovered)) == 1
