@@ -102,6 +102,8 @@ class _Place:
     used_s: float
     """When it had calls last."""
     route: CallRoute | None = None
+    tried_s: float = -math.inf
+    """When the worker last tried to deliver its calls."""
     skipped: str = ""
     """Why its calls are not delivered."""
 
@@ -388,9 +390,12 @@ class JournalWorker:
                 place.used_s = max(place.used_s, now_s)
                 if not (target and place.skipped):  # that there is no channel may have changed
                     continue
+                if self._settings.once and now_s - place.tried_s < LOOK_INTERVAL_S:
+                    continue  # the user's `connect` may be slow, or write to a log
             else:
                 place = _Place(now_s)
             if self._settings.select(queue, target):
+                place.tried_s = now_s
                 place.skipped = self._deliver(queue, target, place)
             with self._lock:
                 self._places[queue, target] = place

@@ -153,6 +153,30 @@ def test_a_target_that_was_skipped_is_connected_at_a_later_look(url, backend, sh
     assert len(shop.calls) == 1
 
 
+def test_once_does_not_connect_a_skipped_target_at_each_look(url, backend, shop, script, set_limit):
+    set_limit("failback.worker.LOOK_INTERVAL_S", 2 * WAIT_S)
+    looks = threading.Semaphore(0)
+    script["routes"] = looks.release
+    hang = Hang()
+    shop.then(hang)
+    backend.append([stored_rpc("nowhere"), stored_rpc(shop.target)])
+    connected = []
+
+    def connect(target):
+        connected.append(target)
+        if target == "nowhere":
+            raise ValueError("no such host")
+        return grpc.insecure_channel(target)
+
+    with JournalWorker(url, connect=connect, once=True) as worker:
+        assert hang.begun.wait(WAIT_S)
+        for _ in range(5):
+            assert looks.acquire(timeout=WAIT_S)
+        shop.calls[0].ended.set()
+        assert worker.wait(WAIT_S)
+    assert sorted(connected) == sorted(["nowhere", shop.target])
+
+
 def test_a_channel_is_closed_when_its_target_has_no_calls_any_more(url, backend, shop, set_limit):
     set_limit("failback.worker.UNUSED_S", 0.0)
     closed = threading.Semaphore(0)
