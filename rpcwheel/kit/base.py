@@ -628,9 +628,11 @@ class KitBase(
 
         on_serving: Callable[[PublisherBase[Any]], Callable[[], object]] | None = None
         if self._policy.idle is not None and connections is None and not self._tables:
-            from rpcwheel.events import IdleDetectionLimited, emit
+            running = [each for each in tuple(self._detectors) if not each.closed]
+            if server not in [detector._server() for detector in running]:  # noqa: SLF001
+                from rpcwheel.events import IdleDetectionLimited, emit
 
-            emit(IdleDetectionLimited(f"kit.serve starts no detector: {NO_TABLE}"))
+                emit(IdleDetectionLimited(f"kit.serve starts no detector: {NO_TABLE}"))
         elif self._policy.idle is not None:
             table = self._table_for(connections)
 

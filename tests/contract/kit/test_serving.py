@@ -91,6 +91,18 @@ def test_a_server_without_the_interceptors_of_the_kit_is_reported_as_without_an_
         assert "interceptors=kit.server_interceptors()" in limited.reason
 
 
+def test_a_server_that_has_an_idle_detector_is_not_reported_as_without_one(
+    world, server, tmp_path, events
+):
+    kit = world.keep(world.api.Kit(idle=180.0))
+    served = server(kit)
+    world.do(kit.detect_idle, served)
+    url = f"sqlite://{tmp_path}/registry.db"
+    with entered(world, kit.serve, served, publish=url, service=SERVICE, **QUICK):
+        assert len(kit.detectors) == 1
+    assert events_of(events, IdleDetectionLimited) == []
+
+
 def test_serve_with_several_servers_needs_the_connection_table(make_shop, memory):
     with Kit(idle=180.0) as kit:
         interceptors = [kit.server_interceptors() for _ in "ab"]
