@@ -11,6 +11,8 @@ import grpc
 
 from rpcwheel.errors import ConfigurationError
 
+from .paths import expanded
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -51,7 +53,7 @@ class Tls:
         if ("cert" in values) != ("key" in values):
             raise ConfigurationError(f"{url}: cert and key go together: two files in PEM")
         for name in {"ca", "cert", "key"} & values.keys():
-            values[name] = str(Path(values[name]).expanduser())
+            values[name] = str(expanded(values[name], url))
         tls = cls(**values)
         try:
             tls.context()

@@ -17,6 +17,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
+from rpcwheel._engines.paths import expanded
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import (
     ConfigurationError,
@@ -337,7 +338,7 @@ def _open_registry(
         with open_registry(url, registry_policy=policy) as opened:
             parsed = parse_url(url)
             if parsed.scheme == "sqlite" and not creates:
-                _check_file(opened.url, Path(parsed.path).expanduser())
+                _check_file(opened.url, expanded(parsed.path, url))
             if parsed.scheme == "memory":
                 registry.warn(
                     "memory:// is private to each process; instances of others are not visible"

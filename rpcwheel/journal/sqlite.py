@@ -27,6 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from rpcwheel._engines.paths import expanded
 from rpcwheel._engines.sqlite import FileId, SqliteConnection
 from rpcwheel.errors import (
     ConfigurationError,
@@ -159,7 +160,7 @@ class SqliteJournal(SqlJournal):
         """Open nothing yet.
 
         Raises:
-            ConfigurationError: The URL is not valid.
+            ConfigurationError: The URL is not valid, or begins with a `~` that is not known.
         """
         url.check_options("durability")
         durability = url.choice("durability", "process", "power")
@@ -171,7 +172,7 @@ class SqliteJournal(SqlJournal):
                 "sqlite:///var/lib/shop/failback.db; one beside the program: sqlite://./failback.db"
             )
         super().__init__(url)
-        self._path = Path(url.path).expanduser().absolute()
+        self._path = expanded(url.path, url).absolute()
         self._synchronous = "FULL" if durability == "power" else "NORMAL"
         self.clock = time.time
         self._busy_s = BUSY_SHARE * url.timeout_s

@@ -16,12 +16,11 @@ import secrets
 import sqlite3
 import time
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from rpcwheel._engines.paths import expanded
 from rpcwheel._engines.sqlite import FileId, SqliteConnection
 from rpcwheel.errors import (
-    ConfigurationError,
     RegistryClosed,
     RegistryError,
     RegistryRefused,
@@ -79,11 +78,7 @@ class SqliteFile(SqliteConnection):
         Raises:
             ConfigurationError: The path begins with `~`, and the user has no home directory.
         """
-        try:
-            expanded = Path(path).expanduser()
-        except RuntimeError as error:
-            raise ConfigurationError(f"{path}: {error} Give an absolute path") from error
-        super().__init__(expanded.absolute())
+        super().__init__(expanded(path, f"sqlite://{path}").absolute())
         self._timeout_s = timeout_s
         self._db_file_id: FileId | None = None  # of the file that `_db` has open
         self._data_version = 0

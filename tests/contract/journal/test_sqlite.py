@@ -13,7 +13,7 @@ import pytest
 from fixtures.disks import disk_fixture
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
 from fixtures.waiting import WAIT_S
-from rpcwheel.errors import JournalFull, JournalRefused, JournalUnavailable
+from rpcwheel.errors import ConfigurationError, JournalFull, JournalRefused, JournalUnavailable
 from rpcwheel.journal import Filter, open_journal_backend
 from rpcwheel.journal.backend import Delivered
 from rpcwheel.testing.conformance.registry_harness import on_threads
@@ -289,3 +289,9 @@ def test_an_interrupted_request_leaves_no_transaction_open(journal, connections)
     assert not db.in_transaction
     db.is_interrupted = False
     journal.append([new_call()])
+
+
+def test_a_path_below_a_home_directory_that_is_unknown_is_refused(monkeypatch):
+    monkeypatch.setenv("HOME", "~")  # what `expanduser` makes of "~" without a home directory
+    with pytest.raises(ConfigurationError, match=r"~/journal\.db: .*absolute path"):
+        open_journal_backend("sqlite://~/journal.db")

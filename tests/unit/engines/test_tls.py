@@ -40,6 +40,11 @@ def test_a_file_without_a_certificate_is_refused(tls_files):
         tls_of(f"redis://a?tls=1&cert={root}&key={key}", default=False)
 
 
+def test_a_file_below_a_home_directory_that_is_unknown_is_refused():
+    with pytest.raises(ConfigurationError, match=r"~nobody-is-called-so/ca\.pem.*absolute path"):
+        tls_of("redis://a?tls=1&ca=~nobody-is-called-so/ca.pem", default=False)
+
+
 def test_refused_by_tls_finds_the_ssl_error_among_the_causes():
     error = ConnectionError()
     error.__cause__ = ssl.SSLCertVerificationError("self-signed")
