@@ -78,7 +78,11 @@ class KeyedExecutor:
             if key in self._running and self._busy() >= self._shared_threads:
                 self._waiting.setdefault(key, deque()).append(job)
                 return
-            self._running[key] = self._running.get(key, 0) + 1
+            if key in self._waiting:  # their threads were refused
+                self._waiting[key].append(job)
+                key, job = self._pop(key)
+            else:
+                self._running[key] = self._running.get(key, 0) + 1
             has_thread = self._hand_over(key, job)
         if not has_thread:
             self._start_thread(key, job)
@@ -139,6 +143,8 @@ class KeyedExecutor:
             self._retry_planned = False
             keys = tuple(self._waiting)
         for key in keys:
+            if self._retry_planned:  # the system still refuses threads
+                return
             self.retry(key)
 
     def _work(self) -> None:
@@ -169,6 +175,10 @@ class KeyedExecutor:
             if self._busy() >= self._shared_threads:
                 return None
             key = next(iter(self._waiting))
+        return self._pop(key)
+
+    def _pop(self, key: Hashable) -> tuple[Hashable, Job]:
+        """Return the first waiting job of a key, which runs from now on."""
         jobs = self._waiting.pop(key)
         job = jobs.popleft()
         if jobs:

@@ -221,6 +221,16 @@ def test_a_job_whose_thread_cannot_start_waits_for_another_thread(pool, events, 
     assert first.wait(WAIT_S)
 
 
+def test_refused_jobs_of_a_key_start_in_order(monkeypatch):
+    pool, order = KeyedExecutor("rpcwheel-test", shared_threads=1), []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", cannot_start)
+        for number in range(3):
+            pool.submit("key", lambda number=number: order.append(number))
+    assert run(pool).wait(WAIT_S)
+    assert order == [0, 1, 2]
+
+
 def test_the_timer_starts_the_threads_that_were_refused(pool, events, monkeypatch):
     timer = ManualTimer()
     pool.timer = lambda: timer
@@ -229,7 +239,7 @@ def test_the_timer_starts_the_threads_that_were_refused(pool, events, monkeypatc
         first, second, other = run(pool), run(pool), run(pool, "other")
         timer.advance(executor.RETRY_S)
         assert timer.pending == 1
-    assert len(events) == 5  # one for each job, and one for each key at the second attempt
+    assert len(events) == 4  # one for each job, and one at the second attempt
     timer.advance(executor.RETRY_S)
     assert first.wait(WAIT_S)
     assert second.wait(WAIT_S)
