@@ -261,6 +261,7 @@ def test_a_refused_thread_of_the_timer_does_not_break_submit(pool, events, monke
 def test_the_shared_timer_starts_the_threads_of_the_process(monkeypatch, events):
     monkeypatch.setattr(executor, "RETRY_S", 0.01)
     shared_timer().new_timeout(bool, 0)  # starts its thread
+    wait_until(lambda: not EXECUTOR._idle)  # a thread of an earlier test would take the job
     with monkeypatch.context() as patch:
         patch.setattr(executor._Thread, "start", cannot_start)
         done = threading.Event()
