@@ -265,21 +265,28 @@ class TimerCore(TimerBase):
             emit(TaskSlow(self.name, name, took_ns / 1e9))
 
     def resubmit(self, task: TaskLike, delay: float) -> Timeout:
-        """Schedule a task that just ran again; `max_pending` does not apply.
+        """Schedule a task that was accepted before; `max_pending` does not apply. Any thread.
 
-        Otherwise a periodic task would end if `max_pending` was reached for a moment.
+        Otherwise a periodic task or a queued call would be lost if `max_pending` was reached for a
+        moment. In the meantime, `new_timeout` on other threads is not limited either.
+
+        Raises:
+            TimerStopped: The timer was stopped.
         """
         queue = self._timer_state.queue
         if self._max_pending is None:
             return self.new_timeout(task, delay)
-        if queue._capacity >= 0:  # no thread switch from here to the end of the block
-            queue._capacity = queue._limit = NEVER
-        try:
-            return self.new_timeout(task, delay)
-        finally:
-            if queue._capacity >= 0:  # no thread switch; negative: closed meanwhile
-                queue._capacity = self._max_pending
-                queue._limit = -1
+        while True:
+            if queue._capacity >= 0:  # no thread switch from here to the end of the block
+                queue._capacity = queue._limit = NEVER
+            try:
+                return self.new_timeout(task, delay)
+            except TooManyTimeouts:  # another thread has set the limit again
+                self._rejected -= 1
+            finally:
+                if queue._capacity >= 0:  # no thread switch; negative: closed meanwhile
+                    queue._capacity = self._max_pending
+                    queue._limit = -1
 
     def _end(self) -> list[Timeout]:
         """Close the queue and return its timeouts. No task runs meanwhile."""

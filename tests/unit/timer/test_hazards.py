@@ -6,15 +6,18 @@ import copy
 import gc
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import AsyncWheelTimer, WheelTimer
 from rpcwheel.durations import NEVER
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, TooManyTimeouts
 from rpcwheel.timer import (
+    DeadlineHeap,
     HashedWheel,
     HierarchicalWheel,
     ManualTimer,
@@ -134,6 +137,31 @@ def test_a_periodic_task_is_resubmitted_to_a_timer_with_the_largest_max_pending(
     with WheelTimer(max_pending=sys.maxsize) as timer:
         PeriodicTask(timer, 0.001, lambda: runs.append(1)).start()
         assert wait_until(lambda: len(runs) > 3)
+        timer.new_timeout(nothing, 1.0)
+
+
+@pytest.mark.parametrize("queue", [HierarchicalWheel, DeadlineHeap])
+def test_a_task_is_resubmitted_while_another_thread_resubmits_one(queue: Any) -> None:
+    class Task:
+        """Another thread resubmits a task while this one is added."""
+
+        is_first = True
+
+        @property
+        def run(self) -> Callable[[Timeout], None]:
+            if self.is_first:
+                self.is_first = False
+                run_threads(lambda: timer.resubmit(nothing, 1.0))
+            return nothing
+
+    timer = ManualTimer(queue())
+    timer._max_pending = 1
+    timer._timer_state.queue.limit(1)
+    timer.new_timeout(nothing, 1.0)
+    timer.resubmit(Task(), 1.0)
+    assert timer.pending == 3
+    assert timer.stats().rejected == 0
+    with pytest.raises(TooManyTimeouts):
         timer.new_timeout(nothing, 1.0)
 
 
