@@ -18,10 +18,11 @@ from fixtures.journals import (
     wait_until_quiet,
 )
 from fixtures.shop import Hang, Shop
+from fixtures.timers import FullTimer
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import MethodPolicy
 from rpcwheel.call.retry import RETRY_KEY
-from rpcwheel.errors import ConfigurationError, JournalUnavailable, TimerStopped, TooManyTimeouts
+from rpcwheel.errors import ConfigurationError, JournalUnavailable, TimerStopped
 from rpcwheel.events import FailbackLeaseLost, JournalFailed
 from rpcwheel.failback import FailbackInvoker
 from rpcwheel.failback.stored import StoredFunction
@@ -42,16 +43,6 @@ def begin(client, policy, new_queues, timer, manual_time):
         return queues
 
     return begin
-
-
-class Full:
-    """A timer that has reached its `max_pending`."""
-
-    def __init__(self, timer):
-        self.resubmit = timer.new_timeout
-
-    def new_timeout(self, task, delay):
-        raise TooManyTimeouts("it has max_pending timeouts")
 
 
 # --- When calls are attempted ---
@@ -79,9 +70,11 @@ def test_a_call_is_attempted_when_it_is_due_before_the_next_look(shop, begin, pu
 
 
 def test_the_journal_is_asked_for_calls_though_the_timer_is_full(
-    shop, client, new_queues, timer, url
+    shop, client, new_queues, url, monkeypatch
 ):
-    client(queues=new_queues(Full(timer)))
+    timer = FullTimer()
+    monkeypatch.setattr("fixtures.journals._timer", timer)  # the clock of `store`
+    client(queues=new_queues(timer))
     for number in (1, 2):
         wait_until_quiet()
         store(url, target=shop.target)
