@@ -67,7 +67,7 @@ OTHER_VARIABLES: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT", METRICS_VARIABLE, 
 _SERVICE_VARIABLE: Final = re.compile(
     r"(\w*?)_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-"""A variable that Kubernetes sets for each Service of a namespace (as Docker links did)."""
+"""A variable that Kubernetes sets for each Service of a namespace."""
 
 SUFFIXES: Final = {".toml": "TOML", ".yaml": "YAML", ".yml": "YAML"}
 
@@ -134,6 +134,8 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
     origins: dict[Place, str] = {}
     unknown: list[str] = []
     for name, text in variables.items():
+        if "://" in text and _is_of_service(name, environ):  # it may be named as a setting is
+            continue
         place = tuple(name.removeprefix(prefix).lower().split("__"))
         if place[0] not in (*KitPolicy.model_fields, "config"):
             if not _is_of_service(name, environ):

@@ -390,7 +390,7 @@ def test_a_variable_overrides_one_setting_of_the_file_or_switches_it_off(file):
         assert policy.retry is policy.timeout is None
 
 
-@pytest.mark.parametrize("service", ["SHOP_RPC", "SHOP_RPC_STOCK"])
+@pytest.mark.parametrize("service", ["SHOP_RPC", "SHOP_RPC_STOCK", "SHOP_RPC_STATUS"])
 def test_variables_of_a_kubernetes_service_with_the_name_of_the_prefix_are_ignored(service):
     port = f"{service}_PORT_50051_TCP"
     variables = {
@@ -405,6 +405,11 @@ def test_variables_of_a_kubernetes_service_with_the_name_of_the_prefix_are_ignor
         "SHOP_RPC_TIMEOUT": "5",
     }
     assert policy_from_env("SHOP_RPC_", variables) == KitPolicy(timeout=5.0)
+
+
+def test_a_setting_that_is_named_as_a_variable_of_a_service_applies():
+    variables = {"SHOP_RPC_STATUS_PORT": "8080", "SHOP_RPC_STATUS_SERVICE_HOST": "10.0.0.7"}
+    assert policy_from_env("SHOP_RPC_", variables) == KitPolicy(status_port=8080)
 
 
 @pytest.mark.parametrize("name", ["SHOP_RPC_PORT", "SHOP_RPC_STATE_PORT", "SHOP_RPC_PORT_1_TCP"])
