@@ -44,8 +44,9 @@ ALLOWED_WAITS: Final = (
 
 _GOLDEN_RATIO: Final = (5**0.5 - 1) / 2
 RANDOM: Final = random.SystemRandom()
-"""Not the program's own generator: background threads would draw from it, which changes the random
-numbers of a program that has seeded it."""
+"""Spreads waits and requests in time. Not the program's own generator: background threads would
+draw from it, which changes the random numbers of a program that has seeded it, and lets Hypothesis
+fail. A number takes 1 us, and one of the program's 0.04 us."""
 
 
 NO_WAITS: Final[list[None]] = []

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel.backoff import RANDOM
 from rpcwheel.durations import to_seconds
 from rpcwheel.errors import TimerError, safe_repr
 from rpcwheel.events import BreakerClosed, BreakerOpened, emit
@@ -77,7 +77,7 @@ class CircuitBreaker:
         self.method = method
         self.check_health: CheckHealth | None = None
         """Checks the health of the server before the breaker becomes HALF_OPEN; None: not."""
-        self._breaker = Breaker(policy, random.random)
+        self._breaker = Breaker(policy, RANDOM.random)
         self._new_lock()
         self._timer = timer
         self._now_ns = clock_of(timer)

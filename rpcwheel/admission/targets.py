@@ -6,13 +6,13 @@ Any thread may use them; no code of users runs under their locks.
 
 from __future__ import annotations
 
-import random
 import sys
 import threading
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
+from rpcwheel.backoff import RANDOM
 from rpcwheel.errors import ConfigurationError, safe_repr
 from rpcwheel.limit.policy import ADAPTIVE
 from rpcwheel.methods import checked_pattern, matches
@@ -128,7 +128,7 @@ class TargetAdmission:
             self.target,
             name,
             None if breaker is None else self._of(breaker, partial(self._breaker, breaker), name),
-            None if throttle is None else Throttle(throttle, random.random),
+            None if throttle is None else Throttle(throttle, RANDOM.random),
             None if rate is None else self._of(rate, lambda _: RateGate(rate), name),
             None
             if concurrency is None

@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import enum
 import inspect
-import random
 import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ import grpc
 from rpcwheel._concurrency.callbacks import run_callback, weak_callback
 from rpcwheel._concurrency.exiting import BACKGROUND
 from rpcwheel._concurrency.notifications import NotificationQueue
+from rpcwheel.backoff import RANDOM
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import public_name, safe_repr
 from rpcwheel.events import CallbackFailed, ConnectionDead, Event, ExecutorRejected, emit
@@ -127,7 +127,7 @@ class HeartbeatBase(ABC):
         self._core = HeartbeatCore(
             self.target,
             rules,
-            random.random,
+            RANDOM.random,
             now_ns=self._now_ns(),
             silent_from_start=not can_reconnect,
         )

@@ -19,7 +19,6 @@ connection. The lock is reentrant, because a signal handler may list the connect
 from __future__ import annotations
 
 import enum
-import random
 import threading
 import time
 from collections import Counter
@@ -29,6 +28,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Never, Self
 
+from rpcwheel.backoff import RANDOM
 from rpcwheel.methods import matches
 from rpcwheel.rpc import HEARTBEAT_KEY
 
@@ -145,7 +145,7 @@ class ConnectionEntry:
         self.last_used: tuple[int, datetime | None] = NOT_YET, None
         """The last use that was listed: by the table's clock, and by the wall clock. Kept, so that
         its wall-clock time is the same in each list."""
-        age_jitter = None if address is None else random.random()
+        age_jitter = None if address is None else RANDOM.random()
         self.activity = ConnectionActivity(first_ns, age_jitter)
         self.described = False
         """Whether a call has noted `user_agent` and `tls_identity`."""

@@ -31,12 +31,13 @@ Backends of other packages are found by the scheme of the URL, through an entry 
 from __future__ import annotations
 
 import enum
-import random
 import re
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+
+from rpcwheel.backoff import RANDOM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -412,7 +413,7 @@ class LostTakes:
     @staticmethod
     def new_number() -> int:
         """Make the number of a request."""
-        return random.getrandbits(62)
+        return RANDOM.getrandbits(62)
 
     def add(self, worker: str, number: int) -> None:
         """Note that the answer of a request was lost."""

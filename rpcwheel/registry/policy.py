@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from typing import ClassVar, Final, Self
 
@@ -78,10 +77,6 @@ class RegistryPolicy(Policy):
             )
         return self
 
-
-JITTER: Final = random.SystemRandom()
-"""Spreads requests in time. Not the program's own generator: workers would draw from it at any
-time, which changes the random numbers of a test that has seeded it, and lets Hypothesis fail."""
 
 RENEWALS_PER_LEASE: Final = 3
 """How often a lease is renewed while it lasts: one renewal may be lost, as with the clients of

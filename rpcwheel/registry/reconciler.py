@@ -27,6 +27,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from rpcwheel.backoff import RANDOM
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import InstanceIdConflict, RegistryRefused, RegistryUnavailable
 from rpcwheel.events.events import (
@@ -35,8 +36,6 @@ from rpcwheel.events.events import (
     RegistryFailed,
     RegistryRecovered,
 )
-
-from .policy import JITTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -209,7 +208,7 @@ class Reconciler:
         self,
         registry: str,
         rules: RegistryRules,
-        random_fraction: Callable[[], float] = JITTER.random,
+        random_fraction: Callable[[], float] = RANDOM.random,
     ) -> None:
         self.health = BackendHealth(registry, rules)
         self.closing = False

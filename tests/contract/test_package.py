@@ -39,6 +39,17 @@ NOT_EXPORTED = {
 }  # fmt: skip
 """Modules whose names `rpcwheel` does not re-export: programs, and types for plug-ins."""
 
+USES_SHARED_RANDOM = {
+    "balancer/pickers.py", "balancer/ring_hash.py", "limit/server.py", "timer/periodic.py",
+}  # fmt: skip
+"""Modules that draw from the program's generator: for each call, where `backoff.RANDOM` costs too
+much, and in the timer, which loads no dependency."""
+
+HAS_RANDOM = {
+    "backoff.py", "testing/conformance/journal_model.py", "testing/conformance/registry_model.py",
+}  # fmt: skip
+"""Modules with generators of their own."""
+
 AIO_PACKAGES = {path.parent.name for path in PACKAGE.glob("*/aio.py")}
 
 DIFFERENT_NAMES = {"timer"}
@@ -126,6 +137,13 @@ def loaded_by(code: str) -> set[str]:
     run = python("-c", f"import sys\n{code}\nprint(*sys.modules)")
     assert (run.returncode, run.stderr) == (0, "")
     return set(run.stdout.split())
+
+
+def test_no_other_module_draws_from_the_generator_of_the_program() -> None:
+    uses = re.compile("^ *(import random$|from random import)", re.MULTILINE)
+    paths = [path for path in PACKAGE.rglob("*.py") if uses.search(path.read_text())]
+    modules = {path.relative_to(PACKAGE).as_posix() for path in paths}
+    assert modules == USES_SHARED_RANDOM | HAS_RANDOM
 
 
 def test_import_rpcwheel_loads_no_dependency_and_no_submodule() -> None:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
+from rpcwheel.backoff import RANDOM
 from rpcwheel.instance import grpc_target
-from rpcwheel.registry.policy import JITTER
 
 from .dubbo_application import METADATA_VERSION, metadata_request, read_metadata_message
 
@@ -115,7 +115,7 @@ class MetadataCache:
             if revision in self._under_way or self._closed:
                 return is_first
             self._under_way[revision] = None
-        chosen = JITTER.sample(addresses, min(MAX_ASKED, len(addresses)))
+        chosen = RANDOM.sample(addresses, min(MAX_ASKED, len(addresses)))
         key = self, hash(revision) % MAX_THREADS
         EXECUTOR.submit(key, partial(self._ask, revision, chosen))
         return is_first

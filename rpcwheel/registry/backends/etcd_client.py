@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from rpcwheel._engines.tls import TLS_ADVICE, Tls
+from rpcwheel.backoff import RANDOM
 from rpcwheel.errors import (
     ConfigurationError,
     ExtraMissing,
@@ -45,7 +46,6 @@ from rpcwheel.errors import (
     RegistryUnavailable,
 )
 from rpcwheel.instance import grpc_target
-from rpcwheel.registry.policy import JITTER
 from rpcwheel.registry.url import TLS_OPTIONS
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class EtcdClient:
             raise ConfigurationError(f"{url}: user and password go together: user:password@host")
         self._tls = Tls.from_options(url, url.tls_options(default=url.scheme == "etcds"))
         self._targets = [grpc_target(host, port or PORT) for host, port in url.hosts]
-        self._next_target = JITTER.randrange(len(self._targets))  # spreads clients over members
+        self._next_target = RANDOM.randrange(len(self._targets))  # spreads clients over members
         self._connection: _EtcdConnection | None = None  # changed under _LOCK
         self._connections: weakref.WeakSet[_EtcdConnection] = weakref.WeakSet()  # under _LOCK
         self._closed = False

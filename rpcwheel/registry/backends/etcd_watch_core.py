@@ -32,8 +32,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from rpcwheel.backoff import RANDOM
 from rpcwheel.durations import NEVER
-from rpcwheel.registry.policy import JITTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -177,7 +177,7 @@ class WatchCore:
         timeout_ns: int,
         reread_interval_ns: int,
         max_retry_ns: int,
-        uniform: Callable[[float, float], float] = JITTER.uniform,
+        uniform: Callable[[float, float], float] = RANDOM.uniform,
     ) -> None:
         """Create a core without watches and without a stream.
 

@@ -14,10 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
+from rpcwheel.backoff import RANDOM
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import RegistryError, RegistryUnavailable
 from rpcwheel.registry.one_shot_timer import OneShotTimer
-from rpcwheel.registry.policy import JITTER
 
 from .watch_notifier import WatchNotifier
 
@@ -148,7 +148,7 @@ class PollingWatcher:
             EXECUTOR.submit(self, self._run)
 
     def _schedule_period(self) -> None:
-        delay_s = JITTER.uniform(0.9, 1.1) * self._period_s
+        delay_s = RANDOM.uniform(0.9, 1.1) * self._period_s
         self._period_ns = self._timer.now_ns() + to_ns(delay_s)
         self._timer.wake(self._period_ns)
 
@@ -234,7 +234,7 @@ class PollingWatcher:
             longest_s = min(self._retry_s, FIRST_RETRY_S * 2 ** min(self._failures, 20))
             self._failures += 1
             if self._failed and self._retry_ns == NEVER:
-                self._retry_ns = self._timer.now_ns() + to_ns(JITTER.uniform(0, longest_s))
+                self._retry_ns = self._timer.now_ns() + to_ns(RANDOM.uniform(0, longest_s))
                 self._timer.wake(self._retry_ns)
         _notify(watches, str(error))
 

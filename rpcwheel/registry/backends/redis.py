@@ -34,6 +34,7 @@ from rpcwheel._engines.redis import (
     redis_options,
 )
 from rpcwheel._engines.tls import Tls
+from rpcwheel.backoff import RANDOM
 from rpcwheel.errors import (
     ConfigurationError,
     RegistryError,
@@ -41,7 +42,6 @@ from rpcwheel.errors import (
     RegistryUnavailable,
 )
 from rpcwheel.registry.backend import RegistryBackend, View
-from rpcwheel.registry.policy import JITTER
 from rpcwheel.registry.url import TLS_OPTIONS
 from rpcwheel.timer.manual import clock_of
 
@@ -387,7 +387,7 @@ class ChangeListener:
                 if not isinstance(error, (RedisError, OSError)):
                     raise
                 self._lost(error)
-            self._closed.wait(JITTER.uniform(0, self._retry_s))
+            self._closed.wait(RANDOM.uniform(0, self._retry_s))
             self._retry_s = min(self._retry_s * 2, LONGEST_RETRY_S)
 
     def _listen(self, pubsub: PubSub) -> None:
