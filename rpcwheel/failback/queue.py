@@ -764,8 +764,9 @@ class _Ended:
 def _drop_frames(error: BaseException, *, with_context: bool = True) -> None:
     """Free the frames of an error: it may be kept for long, and frames hold whole requests.
 
-    Those of its causes are freed too, and `with_context` those of the errors during whose handling
-    it was raised. The caller of a first attempt may handle such an error itself.
+    Those of its causes and of the errors of a group are freed too, and `with_context` those of the
+    errors during whose handling it was raised. The caller of a first attempt may handle such an
+    error itself.
     """
     errors, seen = [error], set[int]()
     while errors:
@@ -776,6 +777,8 @@ def _drop_frames(error: BaseException, *, with_context: bool = True) -> None:
         each.__traceback__ = None
         linked = each.__cause__, each.__context__ if with_context else None
         errors += [cause for cause in linked if cause is not None]
+        if isinstance(each, BaseExceptionGroup):
+            errors += each.exceptions
 
 
 def _report_lost(queue: str, calls: list[QueuedCall], reason: str, now_ns: int) -> list[FailedCall]:

@@ -81,9 +81,9 @@ class RetryRules:
         if call.reason:
             return Stop(call.reason)
         is_closing = closes_at_ns is not None
-        if call.stored is not None and has_ended_attempt(call, error, is_closing=is_closing):
-            return CLOSED_CHANNEL_DELAY_NS
         if call.stored is not None:
+            if has_ended_attempt(call, error, is_closing=is_closing):
+                return CLOSED_CHANNEL_DELAY_NS
             closes_at_ns = None
         is_uncounted = call.is_queued and was_not_sent(error)
         least_ns = _least_delay_ns(error)

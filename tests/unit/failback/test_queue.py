@@ -434,6 +434,14 @@ def test_a_queued_error_keeps_no_frames_of_itself_and_its_causes(queue):
         queue.begin_flush(None)
 
 
+def test_a_queued_error_keeps_no_frames_of_a_group_that_is_its_cause(queue):
+    errors = [raised(OSError("reset")), raised(ConnectionError("gone"))]
+    error = ConnectionError("no server answers")
+    error.__cause__ = ExceptionGroup("all have failed", errors)
+    queue.add(error=error)
+    assert [each.__traceback__ for each in errors] == [None, None]
+
+
 def test_an_error_that_the_caller_of_a_first_attempt_handles_keeps_its_frames(queue):
     error, handled = ConnectionError("gone"), raised(OSError("of the caller"))
     error.__context__ = handled
