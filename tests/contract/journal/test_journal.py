@@ -1,7 +1,6 @@
 """The journal of a process: group commit, results, counts, and failures of the engine."""
 
 import dataclasses
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -9,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from fixtures.forks import holds_in_child
 from fixtures.journals import ScriptedJournal, store, stored, wait_until_quiet
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
@@ -426,11 +426,13 @@ def test_a_forked_child_appends_by_itself_and_forgets_the_results_of_its_parent(
     with busy():
         journal.report("w", Delivered(call.id))
         journal.append(new_call(key="parent"), MANY)
-        child = os.fork()
-        if child == 0:
-            good = journal.unstored_results == 0 and journal in components.of_kind("journal")
-            os._exit(0 if good and journal.append_now(new_call(key="child"), MANY) == 2 else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert holds_in_child(
+            lambda: (
+                journal.unstored_results == 0
+                and journal in components.of_kind("journal")
+                and journal.append_now(new_call(key="child"), MANY) == 2
+            )
+        )
         assert [one.key for one in stored(url)] == ["k", "child"]
 
 

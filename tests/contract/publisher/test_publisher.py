@@ -491,7 +491,6 @@ def test_on_serving_and_its_result_are_called_where_the_server_runs(
     assert wait_until(lambda: seen[1:] == [("stopped", loop)])
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_stop_in_a_forked_child_does_nothing(shop, memory, registry):
     with serving(shop, memory, SERVICE) as published:
         assert published.wait_published(WAIT_S)

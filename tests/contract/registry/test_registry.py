@@ -296,7 +296,6 @@ def test_close_does_not_wait_for_a_first_request_that_hangs(backend, monkeypatch
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_registry_is_closed_in_a_forked_child_and_unchanged_in_the_parent(registry, backend):
     registration = registry.register(instance(), wait=WAIT_S)
     subscription = registry.subscribe("shop.Orders")

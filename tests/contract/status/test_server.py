@@ -325,7 +325,6 @@ def test_an_ipv6_address_is_served():
             assert received(client).startswith(b"HTTP/1.0 200 ")
 
 
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_child_closes_its_copies_of_the_sockets(server):
     with connect(server):
         wait_until(lambda: server._http.connections)

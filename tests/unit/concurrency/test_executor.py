@@ -188,7 +188,6 @@ def test_submit_does_not_wait_for_the_new_thread(pool, monkeypatch):
     assert in_time == [True]
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_child_forked_while_a_thread_starts_can_run_jobs(pool, monkeypatch):
     go, begins = threading.Event(), threading.Thread._bootstrap
 

@@ -69,7 +69,6 @@ def test_beyond_the_limit_the_oldest_jobs_are_dropped():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_serial_executor_is_empty_in_a_forked_child():
     serial, gate, busy = SerialExecutor(), threading.Event(), threading.Event()
     serial.submit(lambda: (busy.set(), gate.wait(WAIT_S)))

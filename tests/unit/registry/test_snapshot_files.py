@@ -398,7 +398,6 @@ def test_concurrent_writers_lose_no_entry(make, directory):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_does_not_write_entries_of_its_parent(make, path):
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))

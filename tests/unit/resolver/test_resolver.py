@@ -19,7 +19,6 @@ def test_nothing_is_kept_of_a_registry_that_could_not_be_made():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_does_not_use_the_registries_of_its_parent():
     shared = SharedRegistries()
     registry = shared.acquire("a", object)
@@ -30,7 +29,6 @@ def test_a_forked_child_does_not_use_the_registries_of_its_parent():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_resolver_can_be_closed_in_a_forked_child():
     target = Target.of("memory://forked/shop.Orders", has_registry=False)
     resolver = Resolver(target, None, None, None, 0)

@@ -95,7 +95,6 @@ def test_threads_may_use_one_registry_at_the_same_time(opened):
     assert backends[0].services() == []
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_starts_empty_and_does_not_change_its_parent(opened):
     backend = opened()
     backend.publish([ONE])

@@ -127,7 +127,6 @@ def test_a_lease_that_is_renewed_while_a_lookup_waits_is_alive(opened, path):
     assert found == [{ONE.id: ONE.encoded()}, [SERVICE]]
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_has_a_lease_of_its_own(opened):
     backend = opened()
     backend.publish([ONE])
@@ -342,7 +341,6 @@ def test_a_missing_directory_is_unavailable_until_it_exists(opened, tmp_path):
         keep(opened(at=tmp_path), 1)
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_file_without_write_permission_is_refused(opened):
     place = Path(tempfile.mkdtemp())  # other users cannot enter those of pytest
