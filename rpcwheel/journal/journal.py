@@ -461,7 +461,8 @@ class _RequestLock:
     """A lock that knows whether the present thread has it, also in a signal handler.
 
     A thread that releases it and wants it again gets it after one that has waited: that one has the
-    turnstile.
+    turnstile. If a signal handler interrupts the wait of that thread, and takes and releases the
+    lock, the thread keeps the turnstile.
     """
 
     def __init__(self) -> None:
