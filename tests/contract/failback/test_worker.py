@@ -19,6 +19,7 @@ from rpcwheel.failback import JournalWorker, with_failback
 from rpcwheel.failback.stored import StoredFunction
 from rpcwheel.journal import CallState, Filter, NewCall
 from rpcwheel.journal.backend import Route
+from rpcwheel.journal.journal import open_journal
 from rpcwheel.rpc import Kind
 
 HOUR_S = 3600.0
@@ -437,8 +438,12 @@ def test_a_worker_that_is_dropped_warns_and_gives_its_calls_back(url, backend, s
 
 
 @pytest.fixture
-def fail_routes(script):
-    """Makes the looks of a worker fail, after the check of `start`. Returns the list of looks."""
+def fail_routes(script, url):
+    """Makes the looks of a worker fail, after the check of `start`. Returns the list of looks.
+
+    Before each, another request to the journal succeeds, as those of queues do.
+    """
+    journal = open_journal(url)
 
     def begin(error):
         looks = []
@@ -446,12 +451,14 @@ def fail_routes(script):
         def look():
             looks.append(error)
             if len(looks) > 1:
+                journal.take("another worker", (), 0.0)
                 raise error
 
         script["routes"] = look
         return looks
 
-    return begin
+    yield begin
+    journal.close()
 
 
 @pytest.mark.parametrize("request_name", ["take", "routes"])
