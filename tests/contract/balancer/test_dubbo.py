@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from fixtures.balanced_channels import connect, counts, instance
+from fixtures.balanced_channels import blocking, by_a_stream, connect, counts, in_front_of, instance
 from fixtures.shop import UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import each_kind
@@ -39,17 +39,7 @@ def test_each_call_has_the_group_and_version_of_its_provider(world, shops, open_
     assert seen.metadata["x"] == "y"
 
 
-def blocking_call(world, channel):
-    metadata = (("user", "u-1"),)
-    return world.do(channel.unary_unary(UNARY_UNARY), b"x", timeout=WAIT_S, metadata=metadata)
-
-
-def stream(world, channel):
-    call = world.call(channel, "unary_stream", timeout=WAIT_S, metadata=(("user", "u-1"),))
-    return b"".join(call.result())
-
-
-@pytest.mark.parametrize("call", [blocking_call, stream])
+@pytest.mark.parametrize("call", [blocking, by_a_stream])
 @pytest.mark.parametrize(
     ("metadata", "details", "is_redirected"),
     [(DUBBO, ABSENT, True), (DUBBO, "Method not found", False), ({}, ABSENT, False)],
@@ -60,9 +50,7 @@ def test_a_call_that_a_provider_no_longer_serves_goes_to_another_one(
 ):
     channel = open_providers(*shops[:2], metadata=metadata)
     retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=1000.0, retry_budget=None)
-    kit = world.api.Kit(retry=retry, idempotent=False, timer=timer)
-    world.keep(kit)
-    retried = world.do(kit.intercept_channel, channel)
+    retried = in_front_of(world, channel, retry=retry, idempotent=False, timer=timer)
     call(world, retried)
     first = shops[counts(shops).index(1)]
     first.then(Fail(grpc.StatusCode.UNIMPLEMENTED, details))

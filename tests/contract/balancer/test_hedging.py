@@ -6,8 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from fixtures.balanced_channels import connect, counts, hang_all
-from fixtures.shop import UNARY_UNARY, Fail, Hang
+from fixtures.balanced_channels import (
+    blocking,
+    by_an_object,
+    connect,
+    counts,
+    hang_all,
+    in_front_of,
+)
+from fixtures.shop import Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import HedgingPolicy
 
@@ -20,9 +27,8 @@ def open_hedged(world, open_balanced):
 
     def open_both(*targets, hedging=AT_ONCE, **settings):
         channel = open_balanced(*targets, **settings)
-        kit = world.api.Kit(hedging=HedgingPolicy(retry_budget=None, **hedging), idempotent=True)
-        world.keep(kit)
-        return channel, world.do(kit.intercept_channel, channel)
+        policy = HedgingPolicy(retry_budget=None, **hedging)
+        return channel, in_front_of(world, channel, hedging=policy, idempotent=True)
 
     return open_both
 
@@ -33,26 +39,14 @@ def patient(set_limit):
     set_limit("balancer.subchannels.OTHER_TIMEOUT_S", WAIT_S)
 
 
-def wait_for_call(world, channel):
-    """Call, and wait for the response: block, or await."""
-    method = channel.unary_unary(UNARY_UNARY)
-    return world.do(method, b"x", timeout=WAIT_S, metadata=(("user", "u-1"),))
-
-
-def wait_for_call_object(world, channel):
-    """The same by a future, or by a call object that is awaited later."""
-    call = world.call(channel, timeout=WAIT_S, metadata=(("user", "u-1"),))
-    return call.result()
-
-
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("lb_policy", "connected", "call"),
     [
-        ("round_robin", True, wait_for_call),
-        ("round_robin", False, wait_for_call_object),
-        ("ring_hash:user", True, wait_for_call_object),
-        ("ring_hash:user", False, wait_for_call),
+        ("round_robin", True, blocking),
+        ("round_robin", False, by_an_object),
+        ("ring_hash:user", True, by_an_object),
+        ("ring_hash:user", False, blocking),
     ],
 )
 def test_each_attempt_goes_to_another_server_and_the_first_response_wins(
@@ -79,9 +73,9 @@ def test_a_non_fatal_failure_sends_the_next_attempt_to_another_server(world, sho
     hedging = {"delay": 1000, "max_attempts": 3, "non_fatal_codes": {"UNAVAILABLE"}}
     _, hedged = open_hedged(*shops, hedging=hedging, lb_policy="ring_hash:user")
     with pytest.raises(grpc.RpcError):
-        wait_for_call(world, hedged)
+        blocking(world, hedged)
     assert counts(shops) == [1, 1, 1]
-    assert wait_for_call(world, hedged) == b"second"
+    assert blocking(world, hedged) == b"second"
 
 
 def test_an_attempt_waits_for_a_server_that_is_connecting_only_for_a_while(
@@ -93,12 +87,12 @@ def test_an_attempt_waits_for_a_server_that_is_connecting_only_for_a_while(
         channel, hedged = open_hedged(*targets, hedging={"delay": 0, "max_attempts": 2})
         connect(world, channel, shops[0])
         shops[0].then(Hang())
-        assert wait_for_call(world, hedged) == b"x"
+        assert blocking(world, hedged) == b"x"
     assert len(shops[0].calls) == 2
 
 
 def test_calls_that_are_not_hedged_go_where_the_picker_says(world, shops, open_hedged):
     channel, _ = open_hedged(*shops, lb_policy="ring_hash:user")
     for _ in range(3):
-        assert wait_for_call(world, channel) == b"x"
+        assert blocking(world, channel) == b"x"
     assert sorted(counts(shops)) == [0, 0, 3]

@@ -5,8 +5,17 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from fixtures.balanced_channels import First, connect, counts, subchannel_of
-from fixtures.shop import UNARY_UNARY, Fail, Hang, Refuse
+from fixtures.balanced_channels import (
+    First,
+    blocking,
+    by_a_stream,
+    by_an_object,
+    connect,
+    counts,
+    in_front_of,
+    subchannel_of,
+)
+from fixtures.shop import Fail, Hang, Refuse
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import ConcurrencyPolicy, HedgingPolicy, RetryPolicy
 from rpcwheel.balancer import OutlierEjectionPolicy
@@ -22,29 +31,11 @@ def open_retried(world, open_balanced, timer):
 
     def open_both(*targets, idempotent=False, retry=RETRY, hedging=None, **settings):
         channel = open_balanced(*targets, **settings)
-        kit = world.api.Kit(retry=retry, hedging=hedging, idempotent=idempotent, timer=timer)
-        world.keep(kit)
         connect(world, channel)
-        return channel, world.do(kit.intercept_channel, channel)
+        settings = {"retry": retry, "hedging": hedging, "idempotent": idempotent}
+        return channel, in_front_of(world, channel, timer=timer, **settings)
 
     return open_both
-
-
-def blocking(world, channel):
-    """Call, and wait for the response: block, or await."""
-    metadata = (("user", "u-1"),)
-    return world.do(channel.unary_unary(UNARY_UNARY), b"x", timeout=WAIT_S, metadata=metadata)
-
-
-def by_an_object(world, channel):
-    """The same by a future, or by a call object that is awaited later."""
-    return world.call(channel, timeout=WAIT_S, metadata=(("user", "u-1"),)).result()
-
-
-def by_a_stream(world, channel):
-    """The same by a stream with one response."""
-    call = world.call(channel, "unary_stream", timeout=WAIT_S, metadata=(("user", "u-1"),))
-    return b"".join(call.result())
 
 
 @pytest.mark.parametrize(
@@ -94,9 +85,8 @@ def test_a_refused_call_that_has_waited_for_admission_goes_to_another_server_at_
 ):
     channel = open_balanced(*shops[:2], lb_policy=First())
     concurrency = ConcurrencyPolicy(max_calls=1, max_wait=60.0)
-    kit = world.keep(world.api.Kit(retry=RETRY, concurrency=concurrency, timer=timer))
     connect(world, channel)
-    retried = world.do(kit.intercept_channel, channel)
+    retried = in_front_of(world, channel, retry=RETRY, concurrency=concurrency, timer=timer)
     blocking(world, retried)
     first = shops[counts(shops).index(1)]
     first.then(hang := Hang(), LONG)
@@ -114,8 +104,7 @@ def test_a_server_that_is_not_connected_does_not_count_as_another_one(
     world, shops, dead, open_balanced, timer
 ):
     channel = open_balanced(shops[0], dead)
-    kit = world.keep(world.api.Kit(retry=RETRY, timer=timer))
-    retried = world.do(kit.intercept_channel, channel)
+    retried = in_front_of(world, channel, retry=RETRY, timer=timer)
     blocking(world, retried)
     shops[0].then(LONG)
     call = world.call(retried)
