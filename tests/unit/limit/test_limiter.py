@@ -136,26 +136,6 @@ def test_the_wait_begins_anew_when_no_call_has_waited_for_a_moment():
     assert server.order(second) == ["a", "b", "c"]
 
 
-def test_a_call_runs_at_once_although_others_wait_for_their_own_method():
-    server = Server(max_concurrent=9, max_wait=9.0)
-    rare = LimitedMethod(is_stream=False, maximum=1)
-    first = server.running("first", rare)
-    server.waiting("rare", method=rare)
-    server.running("other")
-    assert server.end(first) == ["rare"]
-
-
-def test_calls_are_taken_past_those_that_wait_for_their_own_method():
-    server = Server(max_concurrent=2, max_wait=9.0)
-    rare = LimitedMethod(is_stream=False, maximum=1)
-    server.running("first", rare)
-    second = server.running("second")
-    server.waiting("rare 1", "rare 2", method=rare)
-    server.waiting("other")
-    assert server.end(second) == ["other"]
-    assert server.limiter.waiting == 2
-
-
 def full_of_polls(**policy):
     """A server with an adaptive limit, whose places are all taken by handlers that take long."""
     server = Server(max_wait=10.0, **policy)
@@ -253,13 +233,6 @@ def test_methods_have_limits_without_one_of_the_server():
     assert server.limiter.limit == math.inf
 
 
-def test_a_call_that_must_wait_runs_when_it_is_taken():
-    server = Server(max_concurrent=1)
-    assert not server.arrive("a", must_wait=True)[1]
-    assert server.arrive("stream", server.watch, must_wait=True)[1]
-    assert (server.take(), server.refused) == (["a"], [])
-
-
 # Streams
 
 
@@ -272,16 +245,6 @@ def test_streams_have_a_limit_of_their_own_and_do_not_wait_for_it():
     server.running("call")
     server.end(stream)
     server.running("4", server.watch)
-
-
-def test_streams_and_calls_share_the_threads():
-    server = Server(max_concurrent=9, max_streams=9, max_wait=9.0)
-    server.limiter.set_threads(2)
-    call = server.running("call")
-    server.running("stream", server.watch)
-    server.waiting("later")
-    server.waiting("later stream", method=server.watch)
-    assert server.end(call) == ["later"]
 
 
 def test_a_stream_waits_for_a_thread_although_the_limit_is_reached():
