@@ -67,15 +67,6 @@ def test_the_begin_and_the_end_of_a_call_restart_all_limits():
     assert exceeded(activity, 211, **settings) is IdleLimit.IDLE
 
 
-def test_heartbeats_keep_a_connection_open_only_if_they_count():
-    activity = ConnectionActivity(0)
-    activity.heartbeats.begin(95 * S, streams=True)
-    assert exceeded(activity, 100, idle_timeout=10) is IdleLimit.IDLE
-    assert exceeded(activity, 200, idle_timeout=10, count_heartbeats=True) is None
-    activity.heartbeats.end(200 * S, streams=True)
-    assert exceeded(activity, 211, idle_timeout=10, count_heartbeats=True) is IdleLimit.IDLE
-
-
 def test_max_age_is_exceeded_though_the_connection_is_used():
     activity = ConnectionActivity(0)
     activity.user.begin(60 * S, streams=False)

@@ -101,7 +101,8 @@ class Connection(RuleBasedStateMachine):
 
     @invariant()
     def a_connection_is_idle_as_the_model_is(self) -> None:
-        assert (self.reason() is not None) == self.is_idle()
+        reason = self.reason()
+        assert (reason and reason.limit) is self.exceeded()
 
     @invariant()
     def the_next_step_is_that_of_the_model(self) -> None:
@@ -121,20 +122,20 @@ class Connection(RuleBasedStateMachine):
     def counts(self, users: bool) -> bool:
         return users or self.policy.count_heartbeats
 
-    def is_idle(self) -> bool:
+    def exceeded(self) -> IdleLimit | None:
         for streams, users in self.open:
             if self.counts(users) and not (streams and self.policy.close_streams):
-                return False
+                return None
         limits = {
-            ("in", "out", "both"): self.policy.idle_timeout,
-            ("in", "both"): self.policy.read_idle,
-            ("out", "both"): self.policy.write_idle,
+            IdleLimit.IDLE: (("in", "out", "both"), self.policy.idle_timeout),
+            IdleLimit.READ: (("in", "both"), self.policy.read_idle),
+            IdleLimit.WRITE: (("out", "both"), self.policy.write_idle),
         }
-        for ways, limit in limits.items():
+        for kind, (ways, limit) in limits.items():
             last = max(at for at, way, users in self.happened if way in ways and self.counts(users))
             if limit is not None and self.now - last > round(limit * 1000):
-                return True
-        return False
+                return kind
+        return None
 
 
 TestConnection = Connection.TestCase
