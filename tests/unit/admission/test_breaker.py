@@ -34,13 +34,6 @@ def test_a_transition_says_how_many_calls_were_slow():
     assert reason == "0 of 20 calls failed, 20 were slow"
 
 
-@pytest.mark.parametrize(("random", "seconds"), [(0.0, 2.0), (0.5, 1.9), (1.0, 1.8)])
-def test_up_to_a_tenth_of_the_open_duration_is_random(random, seconds):
-    policy = BreakerPolicy(minimum_calls=1, failure_rate=1.0, open_duration=2.0)
-    transition = run(Breaker(policy, lambda: random), "UNAVAILABLE")
-    assert transition.open_for_ns == seconds * S
-
-
 def test_a_breaker_that_stays_half_open_says_why_it_opens():
     breaker = Breaker(BreakerPolicy(minimum_calls=1), lambda: 0.0)
     run(breaker, "UNAVAILABLE")

@@ -151,7 +151,7 @@ DURATIONS = st.sampled_from([0, 99, 100, 101, 5000])
 class AnyAttempts(RuleBasedStateMachine):
     """One breaker, with attempts that begin and end in any order."""
 
-    @initialize(policy=policies(), random=st.sampled_from([0.0, 0.5]))
+    @initialize(policy=policies(), random=st.sampled_from([0.0, 0.5, 1.0]))
     def make(self, policy, random):
         self.breaker = Breaker(policy, lambda: random)
         self.reference = Reference(policy, random)
