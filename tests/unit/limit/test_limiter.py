@@ -136,6 +136,17 @@ def test_the_wait_begins_anew_when_no_call_has_waited_for_a_moment():
     assert server.order(second) == ["a", "b", "c"]
 
 
+def test_calls_are_taken_past_those_that_wait_for_their_own_method():
+    server = Server(max_concurrent=2, max_wait=9.0)
+    rare = LimitedMethod(is_stream=False, maximum=1)
+    server.running("first", rare)
+    second = server.running("second")
+    server.waiting("rare 1", "rare 2", method=rare)
+    server.waiting("other")
+    assert server.end(second) == ["other"]
+    assert server.limiter.waiting == 2
+
+
 def full_of_polls(**policy):
     """A server with an adaptive limit, whose places are all taken by handlers that take long."""
     server = Server(max_wait=10.0, **policy)
