@@ -161,8 +161,8 @@ class Breaker:
     def give_up(self, now_ns: int) -> Transition | None:
         """Leave a state that has lasted for too long. Asked when an attempt is refused.
 
-        `HALF_OPEN` becomes `OPEN` if attempts are refused for `half_open_timeout` and none ends. If
-        an attempt succeeded after a long time, twice that time.
+        `HALF_OPEN` becomes `OPEN` if attempts are refused for `half_open_timeout`, or for twice the
+        time that an attempt took which succeeded, and none ends.
         `OPEN` becomes `HALF_OPEN` if nothing has ended it long after its time was over: the timer
         was stopped, the process is a forked child, or a health check has no result.
         """

@@ -8,7 +8,6 @@ is CLOSED or HALF_OPEN has no timeout.
 from __future__ import annotations
 
 import math
-import os
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -19,7 +18,6 @@ from rpcwheel.backoff import RANDOM
 from rpcwheel.durations import to_seconds
 from rpcwheel.errors import TimerError, safe_repr
 from rpcwheel.events import BreakerClosed, BreakerOpened, emit
-from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import clock_of
 
@@ -248,12 +246,3 @@ class CircuitBreaker:
 _SENDS_NOTHING: Final = frozenset(
     {BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.FORCED_OPEN}
 )
-
-
-def _in_child() -> None:
-    for states in components.of_kind("admission"):
-        states.reset_after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)

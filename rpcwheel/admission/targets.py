@@ -12,6 +12,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
+from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel.backoff import RANDOM
 from rpcwheel.errors import ConfigurationError, safe_repr
 from rpcwheel.limit.policy import ADAPTIVE
@@ -85,8 +86,9 @@ class TargetAdmission:
         self._shared: dict[int, tuple[object, Any]] = {}
         """States that several methods share, by the id of their policy, which is kept."""
         components.add("admission", self, ends=True)
+        reset_after_fork(self)
 
-    def reset_after_fork(self) -> None:
+    def reset(self) -> None:
         """Go on in a forked child, without the attempts of its parent that run or wait."""
         self.lock = threading.RLock()  # a thread of the parent may have held the old one
         for method in self._methods.values():

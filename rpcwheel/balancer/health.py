@@ -321,8 +321,6 @@ class HealthChecker(Generic[S]):
         elif subchannel.stale:
             self.check_later(subchannel)
 
-    # --- Why servers can't be reached ---
-
     def reset(self) -> None:
         """Forget the checks of the parent in a forked child, where they do not go on.
 
@@ -334,6 +332,8 @@ class HealthChecker(Generic[S]):
             health = subchannel.health
             health.checking = health.suspected = False
             health.set_healthy(now_ns)
+
+    # --- Why servers can't be reached ---
 
     def explains(self, now_s: float) -> bool:
         """Whether probes find out now why servers can't be reached; starts them if it is time.

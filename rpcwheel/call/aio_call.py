@@ -58,13 +58,12 @@ from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .config import CALL_OPTIONS, MethodConfig
 from .failed_calls import (
     ANSWER_KEY,
-    LATE_READ_S,
-    READ_TIMEOUT_S,
     copy_of,
     default_messages,
     delivery_timeout,
     queued_metadata,
     queued_request,
+    read_timeout_s,
     response_source,
 )
 from .idempotency import with_key
@@ -490,21 +489,16 @@ class RetryingCall(Relay):
     # --- Failback ---
 
     def _read_requests(self, command: ReadRequests) -> None:
-        """Read the rest of the requests, at most for `LATE_READ_S` after the deadline."""
-        left_s, requests = self.time_remaining(), self._requests
-        timeout_s = READ_TIMEOUT_S
-        if left_s is not None:
-            timeout_s = min(READ_TIMEOUT_S, max(LATE_READ_S, left_s))
+        """Read the rest of the requests."""
+        requests = self._requests
         if requests is None or requests.is_over:
             self._requests_read(command)
         else:
-            self._run_task(self._read_rest(requests, timeout_s, command))
+            self._run_task(self._read_rest(requests, command))
 
-    async def _read_rest(
-        self, requests: RequestStream, timeout_s: float, command: ReadRequests
-    ) -> None:
+    async def _read_rest(self, requests: RequestStream, command: ReadRequests) -> None:
         with contextlib.suppress(Exception):  # of the user's iterator
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(read_timeout_s(self.time_remaining())):
                 await requests.read_rest()
         self._task = None
         self._requests_read(command)

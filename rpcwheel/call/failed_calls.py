@@ -35,6 +35,16 @@ READ_TIMEOUT_S: Final = 1.0
 LATE_READ_S: Final = 0.02
 """The same at the deadline: enough for requests that exist already, such as those of a list."""
 
+
+def read_timeout_s(left_s: float | None) -> float:
+    """Return how long to read the rest of a request stream.
+
+    Args:
+        left_s: The time until the deadline of the call; None without a deadline.
+    """
+    return READ_TIMEOUT_S if left_s is None else min(READ_TIMEOUT_S, max(LATE_READ_S, left_s))
+
+
 DELIVERY_TIMEOUT_S: Final = 60.0
 """The timeout of one delivery if neither the caller nor the policy sets one."""
 

@@ -29,7 +29,7 @@ import grpc
 import grpc.aio
 
 from rpcwheel._concurrency.callbacks import callable_name, is_coroutine_function
-from rpcwheel._concurrency.executor import EXECUTOR
+from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel._grpc import aio_relay, calls
 from rpcwheel._grpc.aio_counted import count_end
 from rpcwheel._grpc.finished import FinishedError
@@ -206,13 +206,14 @@ class _Guard:
         self.now_ns = now_ns
         self._matcher = matcher
         self._is_reported = False
+        reset_after_fork(self)
 
     def status(self) -> tuple[MethodAdmissionStatus]:
         """Return the state, for metrics and the live view."""
         breaker = self.breaker
         return (MethodAdmissionStatus(breaker.target, breaker.method, breaker.state.value),)
 
-    def reset_after_fork(self) -> None:
+    def reset(self) -> None:
         """Go on in a forked child."""
         self.breaker.reset_after_fork()
 

@@ -14,7 +14,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from .failed_calls import LATE_READ_S, READ_TIMEOUT_S
+from .failed_calls import read_timeout_s
 from .replay import ReplayBuffer
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class RequestStream:
         """End the iterators of all attempts and free the messages: the call has ended."""
         with self._changed:
             self._buffer.drop()
-        self._end_attempts()
+            self._end_attempts()
 
     def _end_attempts(self) -> None:
         with self._changed:
@@ -63,23 +63,20 @@ class RequestStream:
     def read_rest(self, left_s: float | None = None) -> list[Any] | None:
         """Read the rest and return all messages; None if they are not all read in time.
 
-        Waits at most `READ_TIMEOUT_S`, and until `LATE_READ_S` after the deadline. Reads on a
-        thread of its own, as gRPC does, because the user's iterator may block forever.
+        Waits at most `read_timeout_s`. Reads on a thread of its own, as gRPC does, because the
+        user's iterator may block forever.
 
         Args:
             left_s: The time until the deadline of the call; None without a deadline.
         """
         buffer = self._buffer
-        timeout_s = READ_TIMEOUT_S
-        if left_s is not None:
-            timeout_s = min(READ_TIMEOUT_S, max(LATE_READ_S, left_s))
         if not buffer.complete and self.replayable:
             drain = partial(_drain, self.for_attempt())
             with contextlib.suppress(RuntimeError):  # no thread can be started
                 threading.Thread(target=drain, name="rpcwheel-requests", daemon=True).start()
                 with self._changed:
                     self._changed.wait_for(
-                        lambda: buffer.complete or not self.replayable, timeout_s
+                        lambda: buffer.complete or not self.replayable, read_timeout_s(left_s)
                     )
             self._end_attempts()  # the thread then reads no further message
         return buffer.messages if self.is_buffered else None

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from .backend import JournalBackend, NewCall, Result, Route, StoredCall
 
 MAX_BATCH: Final = 1000
-"""Calls, or results, in one transaction. No call is added to calls of `PAGE_BYTES`."""
+"""Calls, or results, in one transaction. `PAGE_BYTES` of calls are enough for one, too."""
 
 
 @dataclass(frozen=True, slots=True)

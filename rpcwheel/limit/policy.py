@@ -71,10 +71,11 @@ class LimitPolicy(Policy):
 
     A call above the limit waits, and is refused with RESOURCE_EXHAUSTED before its handler runs if
     it waits too long, if its deadline passes, or if less time is left than its method takes. After
-    such a refusal, and until no call waits, the newest is served first, because the oldest are
-    nearly late. Of calls that wait, the more critical one (`Criticality`) is served first. A call
-    above the `rate` does not wait. If `max_concurrent` is adaptive, up to as many quick calls run
-    in addition to it, so that they do not wait for handlers that take longer than 150 ms.
+    such a refusal, and until no call waits for the server, the newest is served first, because the
+    oldest are nearly late. Of calls that wait, the more critical one (`Criticality`) is served
+    first. A call above the `rate` does not wait. If `max_concurrent` is adaptive, up to as many
+    quick calls run in addition to it, so that they do not wait for handlers that take longer than
+    150 ms.
 
     Health checks, reflection and heartbeats are never limited.
     """

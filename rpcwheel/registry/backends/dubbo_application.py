@@ -113,7 +113,8 @@ def metadata_of(
     """Return the revision and the metadata of the services of one server.
 
     Servers that differ only in their host share a revision, as in Dubbo, whose `MetadataInfo` does
-    not contain the host either. Nobody deletes metadata, so each host would leave its own.
+    not contain the host either. Neither Dubbo nor rpcwheel deletes metadata, so
+    each host would leave its own.
 
     Args:
         application: The name of the application.

@@ -1,6 +1,8 @@
 """Calls of `grpc` that begin while no subchannel is READY: blocked threads, futures, workers."""
 
 import gc
+import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -154,6 +156,31 @@ def test_a_done_callback_may_make_a_blocking_call_while_no_server_can_be_reached
     assert wait_until(lambda: ends)
     # On a busy machine, the deadline may pass before the connection is refused.
     assert ends == ["UNAVAILABLE"] or (options and ends == ["DEADLINE_EXCEEDED"])
+
+
+def test_a_forked_child_connects_although_a_thread_of_its_parent_does(shops, open_balanced):
+    begun, gate, connected = threading.Event(), threading.Event(), []
+
+    def connect(one, options):
+        connected.append(os.getpid())
+        begun.set()
+        if os.getpid() == parent:
+            gate.wait(WAIT_S)
+        raise OSError("no connection")
+
+    parent = os.getpid()
+    channel = open_balanced(shops[0], connect=connect, policy=NO_LIMIT)
+    thread = threading.Thread(target=begin, args=(channel, "future"))
+    thread.start()
+    assert begun.wait(WAIT_S)
+
+    def connects():
+        call = begin(channel, "future")
+        return wait_until(lambda: os.getpid() in connected) and call.cancel() is not None
+
+    assert holds_in_child(connects)
+    gate.set()
+    thread.join(WAIT_S)
 
 
 def test_a_call_of_a_forked_child_ends_while_one_of_its_parent_waits(open_balanced):

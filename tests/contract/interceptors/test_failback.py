@@ -109,8 +109,7 @@ def test_a_delivery_that_the_server_cancels_is_repeated(shop, client, open_chann
 def test_requests_that_follow_the_failure_are_sent_too(
     shop, client, open_channel, flush, set_limit
 ):
-    set_limit("call.sync_requests.READ_TIMEOUT_S", WAIT_S)
-    set_limit("call.aio_call.READ_TIMEOUT_S", WAIT_S)
+    set_limit("call.failed_calls.READ_TIMEOUT_S", WAIT_S)
     shop.then("UNAVAILABLE")
     gate = threading.Event()
 
@@ -146,8 +145,7 @@ def test_a_call_whose_deadline_has_passed_is_queued(shop, client, open_channel, 
 def test_requests_that_exist_are_read_at_the_deadline_too(
     shop, client, open_channel, flush, set_limit
 ):
-    set_limit("call.sync_requests.LATE_READ_S", WAIT_S)
-    set_limit("call.aio_call.LATE_READ_S", WAIT_S)
+    set_limit("call.failed_calls.LATE_READ_S", WAIT_S)
     channel = open_channel(AUDIT.replace(retry_on="DEADLINE_EXCEEDED"))
     with deadline_scope(0.0):
         assert is_default(client.ask(channel, requests=iter([b"a", b"b"])))
@@ -232,8 +230,7 @@ def test_failback_waits_at_most_its_limit_for_the_end_of_a_request_stream(
     shop, client, open_channel, queues, set_limit
 ):
     """If the requests do not end, the caller gets the failure."""
-    set_limit("call.sync_requests.READ_TIMEOUT_S", 0.05)
-    set_limit("call.aio_call.READ_TIMEOUT_S", 0.05)
+    set_limit("call.failed_calls.READ_TIMEOUT_S", 0.05)
     shop.then("UNAVAILABLE")
     gate = threading.Event()
     error = client.refused(open_channel(), requests=client.requests(b"a", gate=gate))

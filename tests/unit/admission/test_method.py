@@ -220,6 +220,22 @@ def test_throttling_of_which_the_end_cannot_be_seen_is_not_reported(events):
     assert wait_until(lambda: emitted() == {ThrottleBegan: 2, ThrottleEnded: 1})
 
 
+def test_a_forked_child_reports_its_own_throttling(timer, events):
+    settings = AdmissionSettings(throttle=ThrottlePolicy(window=60.0, max_rejection=1.0))
+    target = Breakers().admission("forked:1", timer)
+    admission = target.method("/shop.Orders/Get", settings)
+    for _ in range(1000):
+        admission.end(Admitted(0), "UNAVAILABLE")
+    throttled(admission)
+
+    def reports():
+        events.clear()
+        throttled(admission)
+        return wait_until(lambda: ThrottleBegan in map(type, events))
+
+    assert holds_in_child(reports)
+
+
 def throttled(admission):
     """Begin attempts until one is throttled."""
     results = iter(admission.enter, None)

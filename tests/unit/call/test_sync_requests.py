@@ -106,7 +106,7 @@ def test_a_closed_stream_keeps_no_messages_while_its_iterator_waits(set_limit):
     requests = RequestStream(from_queue(source), 1000)
     source.put(Message(copies))
     next(requests.for_attempt())
-    set_limit("call.sync_requests.READ_TIMEOUT_S", 0.001)
+    set_limit("call.failed_calls.READ_TIMEOUT_S", 0.001)
     assert requests.read_rest() is None
     requests.close()
     wait_until(lambda: not copies)
