@@ -69,8 +69,8 @@ How it is measured:
   when they are due, {arrivals}, whatever became of the earlier ones; a page says so if
   1 in 100 was sent more than {late:.0f} ms late. Each phase takes {seconds:g} s.
 * Handlers wait {wait:.0f} ms, {slots} at a time: on as many threads, or on more and with a
-  semaphore, or with a semaphore of asyncio. Others burn {burn:.0f} ms of CPU: a loop whose length
-  was measured as CPU time of a thread. "Varied" ones take different times with the same mean,
+  semaphore, or with a semaphore of asyncio. Others burn {burn:.0f} ms of CPU: they loop until
+  their thread has used that. "Varied" ones take different times with the same mean,
   exponentially distributed, the longest 3.7 times the mean. The capacity is that of the bare
   server, with the number of callers that suits it best, each of which makes one call after the
   other.

@@ -17,6 +17,7 @@ from benchmarks.calls.server_process import ROOT
 from benchmarks.calls.subjects import Skipped
 from benchmarks.overload.cases import (
     BARE,
+    BURN_S,
     CHAIN_CALLS,
     FIXED,
     HANDLERS,
@@ -30,7 +31,6 @@ from benchmarks.overload.cases import (
 from benchmarks.overload.figures import Outcome
 from benchmarks.overload.load import LoadSpec
 from benchmarks.overload.server import ServerSpec
-from benchmarks.overload.work import loops_of_a_call
 
 CAPACITY_S = 2.0
 LEAD_S = 0.5
@@ -103,7 +103,6 @@ class Runner:
     def __init__(self, seconds: float, *, poisson: bool) -> None:
         self._seconds = seconds
         self._poisson = poisson
-        self._loops = loops_of_a_call()
         self._capacity = cache(self._measured_capacity)
 
     def run(self, cases: Iterable[Case]) -> Iterator[Outcome | Skipped]:
@@ -165,7 +164,7 @@ class Runner:
         limit = kind.best_limit if variant == FIXED else None
         spec = ServerSpec(world, variant, kind.threads, limit, varies=kind.varies)
         if kind.burns:
-            return replace(spec, loops=self._loops)
+            return replace(spec, burn_s=BURN_S)
         return replace(spec, wait_s=wait_s)
 
     @staticmethod

@@ -46,7 +46,7 @@ class ServerSpec:
     threads: int  # of the pool of a server of `grpc`
     limit: int | None  # `maximum_concurrent_rpcs`
     varies: bool = False  # whether some calls take longer than others
-    loops: int = 0  # that its handler burns
+    burn_s: float = 0.0  # CPU time that its handler uses
     wait_s: float = 0.0  # that its handler waits, in one of `SLOTS`
     port: int = 0  # of the server that its handler calls ...
     calls: int = 0  # ... so many times, one after the other
@@ -120,7 +120,7 @@ def sync_work(spec: ServerSpec, kit: rpcwheel.Kit | None) -> Callable[[float], N
     call: Any = _method(grpc.insecure_channel(spec.target), spec, kit) if spec.calls else None
 
     def work(slowness: float) -> None:
-        burn(round(spec.loops * slowness))
+        burn(spec.burn_s * slowness)
         if spec.wait_s:
             with slots:
                 time.sleep(spec.wait_s * slowness)
@@ -136,7 +136,7 @@ def aio_work(spec: ServerSpec, kit: rpcwheel.aio.Kit | None) -> Callable[[float]
     call: Any = _method(grpc.aio.insecure_channel(spec.target), spec, kit) if spec.calls else None
 
     async def work(slowness: float) -> None:
-        burn(round(spec.loops * slowness))
+        burn(spec.burn_s * slowness)
         if spec.wait_s:
             async with slots:
                 await asyncio.sleep(spec.wait_s * slowness)

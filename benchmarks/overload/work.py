@@ -6,30 +6,23 @@ import math
 import random
 import time
 
-from benchmarks.overload.cases import BURN_S
+_LOOPS = 500
+"""About 10 us."""
 
-_ROUNDS = 300
-_LOOPS = 50_000
 _STEPS = 20
 _SHUFFLED = 100
 
 
-def burn(loops: int) -> None:
-    """Hold the interpreter's lock, and compute."""
-    for _ in range(loops):
-        pass
+def burn(cpu_s: float) -> None:
+    """Hold the interpreter's lock, and compute until the thread has used so much CPU time.
 
-
-def loops_of_a_call() -> int:
-    """The loops that take `BURN_S` of CPU time; the fastest of several rounds decides."""
-    fastest_ns = min(_timed() for _ in range(_ROUNDS))
-    return round(_LOOPS * BURN_S * 1e9 / fastest_ns)
-
-
-def _timed() -> int:
-    began_ns = time.thread_time_ns()
-    burn(_LOOPS)
-    return time.thread_time_ns() - began_ns
+    A number of loops would take up to twice as long while the load computes on the other half of
+    the same processor, and only then.
+    """
+    until_ns = time.thread_time_ns() + round(cpu_s * 1e9)
+    while time.thread_time_ns() < until_ns:
+        for _ in range(_LOOPS):
+            pass
 
 
 def durations() -> list[float]:

@@ -30,7 +30,7 @@ from rpcwheel._grpc.serving import end_unserved_call, submitted_call
 from rpcwheel.durations import NEVER
 
 from .limiter import CALL, UNLIMITED, LimitedCall, RefusalReason
-from .server import CPU_EVERY_NS, MAX_PAUSE_NS, Decisions, ServerLimit
+from .server import CPU_EVERY_NS, MAX_PAUSE_NS, QUIET_S, Decisions, ServerLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,16 +41,12 @@ UNLIMITED_THREADS: Final = 4
 """How many calls that are never limited, such as health checks, can run in addition to
 `max_workers` of them. A thread is started when it is needed."""
 
-QUIET_S: Final = 0.0002
-"""gRPC has accepted all calls if none arrives in this time, in which its thread needs to wait for
-nothing."""
-
 CANCELED: Final = "cancelled"
 """The `client` of the state of a call that its client has canceled."""
 
 
-class WaitingFuture(Future[Any]):
-    """The future that gRPC gets of a call that waits. gRPC adds one callback, and reads nothing.
+class CallFuture(Future[Any]):
+    """The future that gRPC gets of a call. gRPC adds one callback, and reads nothing.
 
     A `Future` with its lock and condition would take longer than all that the limit does.
     """
@@ -65,7 +61,7 @@ class WaitingFuture(Future[Any]):
         if self._ended:
             self.end()
 
-    def end(self, _: object = None) -> None:
+    def end(self) -> None:
         """Call the callback, once. Any thread."""
         self._ended = True
         with suppress(IndexError):  # not added yet, or called by another thread
@@ -157,61 +153,62 @@ class ServerExecutor(ThreadPoolExecutor):
             self._limits[limit] = None
             limit.limiter.set_threads(self._max_workers)
         call.start = [(fn, args)]
+        call.future = future = CallFuture()
         if self._is_shut_down:
-            return self._refuse_new(call)
+            _refuse(call, RefusalReason.CLOSED)
+            return future
         now_ns, decisions = time.monotonic_ns(), None
         with limit.lock:
             limit.arrivals += 1
             if not limit.limiter.arrive(call, now_ns):
-                call.future = WaitingFuture()
                 call.deadline_ns = _deadline_ns(args, now_ns)
                 decisions = limit.decide(now_ns, starts=False)
         if decisions is None:
-            try:
-                return super().submit(self._run, call)
-            except RuntimeError:  # it was shut down meanwhile, or can't start a thread
-                call.future = WaitingFuture()
-                decisions = self._not_started(call, now_ns)
+            decisions = Decisions([call], [], None)
         self._carry_out(limit, decisions, now_ns)
-        future: Future[Any] = call.future
-        return future
-
-    def _refuse_new(self, call: LimitedCall) -> Future[Any]:
-        call.future = future = WaitingFuture()
-        _refuse(call, RefusalReason.CLOSED)
         return future
 
     def _run(self, call: LimitedCall) -> None:
+        """Run a call, and then those that waited for its end: another thread would start later."""
+        following: LimitedCall | None = call
+        while following is not None:
+            following = self._run_one(following)
+
+    def _run_one(self, call: LimitedCall) -> LimitedCall | None:
+        """Run a call; return one to run now, on this thread."""
         try:
             fn, args = call.start.pop()
         except IndexError:  # refused, because no thread could be started
-            return
+            return None
         limit = call.limit
         started_ns = time.monotonic_ns()
-        try:
-            if args[2].client == CANCELED:
-                call.is_gone = True  # gRPC would run its handler if it has a request stream
-            else:
+        if args[2].client == CANCELED:
+            call.is_gone = True  # gRPC would run its handler if it has a request stream
+        else:
+            with suppress(BaseException):  # what gRPC leaves of a handler's, such as SystemExit
                 fn(*args)
-        finally:
-            ended_ns = time.monotonic_ns()
-            clock = self._clock
-            if ended_ns - clock.read_ns >= CPU_EVERY_NS:
-                with limit.lock:
-                    limit.cpu_ns += clock.read(ended_ns)
-                    needs_pause = limit.needs_pause(ended_ns, limit.cpu_ns)
-                if needs_pause:
-                    _let_accept(limit)
-            decisions = None
+        ended_ns = time.monotonic_ns()
+        clock = self._clock
+        if ended_ns - clock.read_ns >= CPU_EVERY_NS:
             with limit.lock:
-                is_answered = args[2].client != CANCELED
-                limit.limiter.ended(
-                    call, started_ns, ended_ns, limit.cpu_ns, is_answered=is_answered
-                )
-                if limit.limiter.waiting:
-                    decisions = limit.decide(ended_ns := time.monotonic_ns())
-            if decisions is not None:
-                self._carry_out(limit, decisions, ended_ns)
+                limit.cpu_ns += clock.read(ended_ns)
+                needs_pause = limit.needs_pause(ended_ns, limit.cpu_ns)
+            if needs_pause:
+                _let_accept(limit)
+        decisions = None
+        with limit.lock:
+            is_answered = args[2].client != CANCELED
+            limit.limiter.ended(call, started_ns, ended_ns, limit.cpu_ns, is_answered=is_answered)
+            if limit.limiter.waiting:
+                decisions = limit.decide(ended_ns := time.monotonic_ns())
+        call.future.end()
+        if decisions is None:
+            return None
+        following = None
+        if decisions.started and self._work_queue.empty():  # else another server shares the pool
+            following = decisions.started.pop(0)
+        self._carry_out(limit, decisions, ended_ns)
+        return following
 
     def _not_started(self, call: LimitedCall, now_ns: int) -> Decisions:
         """Refuse a call that could not be started, and those that wait."""
@@ -229,7 +226,7 @@ class ServerExecutor(ThreadPoolExecutor):
         """Start calls and refuse others, and schedule when to decide again. Any thread."""
         for call in decisions.started:
             try:
-                super().submit(self._run, call).add_done_callback(call.future.end)
+                super().submit(self._run, call)
             except RuntimeError:
                 self._carry_out(limit, self._not_started(call, now_ns), now_ns)
         if decisions.refused:
@@ -287,7 +284,7 @@ def _run_or_end(
         with suppress(IndexError):
             start.pop()
             end_unserved_call(*call, "UNAVAILABLE", RefusalReason.CLOSED.details, ())
-        future = WaitingFuture()
+        future = CallFuture()
         future.end()
         return future
 

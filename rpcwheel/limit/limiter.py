@@ -34,13 +34,18 @@ WAIT_IN_DURATIONS: Final = 4
 """The maximum wait if handlers take long, in usual durations."""
 
 LATE_SHARE: Final = 10
-"""The maximum wait is divided by this once a call was refused because it had waited for the server
-for too long, and until none waits for that. (That some wait is no overload: at 0.7 of the capacity
-of one slot, they do so for seconds.)"""
+"""The maximum wait is divided by this while the server is late: once a call was refused because it
+had waited for the server for too long, and until none waits for that. (That some wait is no
+overload: at 0.7 of the capacity of one slot, they do so for seconds.)"""
 
 BUSY_LATE_SHARE: Final = 4
 """The same while handlers compute: the calls that gRPC accepts in one pause (`ACCEPT_EVERY_NS`)
 must not all be too old before the next one."""
+
+LATE_NS: Final = 100_000_000
+"""A server is late at least for this long after the last refusal: none also waits after a pause in
+which all calls became too old. If it were not late then, the next ones would wait for the maximum,
+and be refused all at once, which is the next pause."""
 
 QUICK_NS: Final = 150_000_000
 """A method is quick if the mean of its last durations is less than this."""
@@ -53,6 +58,7 @@ class RefusalReason(enum.Enum):
     """Why a call was refused. The value is the name in metrics, the details are for the client."""
 
     WAITED = "waited", "it waited too long for other calls"
+    FULL = "full", "as many calls wait as can be started soon"
     DEADLINE = "deadline", "less time was left than its method takes"
     STREAMS = "streams", "too many streams are open"
     RATE = "rate", "too many calls have arrived per second"
@@ -131,6 +137,7 @@ class LimitedCall:
         "limit",
         "method",
         "nonce",
+        "refused",
         "start",
         "token_wait_ns",
         "waits_for_method",
@@ -155,6 +162,7 @@ class LimitedCall:
         """Whether it runs in addition to the adaptive limit."""
         self.is_gone = False
         """Whether it ended before its handler ran: by its client, or by its deadline."""
+        self.refused: RefusalReason | None = None
         self.start: Any = None
         """A list with the function and the arguments that start it. To start or to refuse the call,
         they are popped: only one of both happens. And they have the context of the call, which has
@@ -179,7 +187,8 @@ class Limiter:
 
     __slots__ = (
         "_adaptive",
-        "_is_late",
+        "_late",
+        "_late_at_ns",
         "_max_streams",
         "_max_wait_ns",
         "_quick",
@@ -233,9 +242,12 @@ class Limiter:
         self._waiting_streams = 0
         self._waiting_quick = 0
         """How many waiting calls may be quick."""
-        self._is_late = False
-        """Whether a call was refused because it had waited for the server for too long, since none
-        waited for that: those of a method with too many calls say nothing about the others."""
+        self._late = 0
+        """The highest criticality of which a call was refused because it had waited for the server
+        for too long, since none waited for that; 0 for none. Those that waited for the number of
+        their method say nothing about the others."""
+        self._late_at_ns = 0
+        """When the last one was refused."""
         self.threads = math.inf
         """How many calls can run at the same time at all."""
         self._work_ns = self._work_at_ns = 0
@@ -287,7 +299,10 @@ class Limiter:
             self._count_refused(call, RefusalReason.STREAMS)
             return False
         if not self.waiting:
-            self._is_late = False
+            self._may_be_in_time(now_ns)
+        if call.criticality <= self._late and self._is_full(call):
+            self._count_late(call, RefusalReason.FULL, now_ns)
+            return False
         call.has_waited = True
         call.waits_for_method = self.running < self.limit and method.running >= method.maximum
         self.waiting += 1
@@ -357,15 +372,15 @@ class Limiter:
         may_run = self.running < self.limit or (self._waiting_quick and self._has_extra_room())
         if not may_run and not self._waiting_streams:
             return None
-        is_late, ahead = self._is_late, 0
-        for calls in self._waiting.values():
+        ahead = 0
+        for criticality, calls in self._waiting.items():
             ahead += len(calls)
-            newest_first = is_late and self.limit < ahead == self.waiting
+            newest_first = criticality <= self._late and self.limit < ahead == self.waiting
             position = len(calls) - 1 if newest_first else 0
             while 0 <= position < len(calls):
                 call = calls[position]
                 if not call.is_gone and call.deadline_ns - call.method.least_ns <= now_ns:
-                    self._count_refused(call, RefusalReason.DEADLINE)
+                    self._count_late(call, RefusalReason.DEADLINE, now_ns)
                     call.is_gone = True
                 runs = not call.is_gone and self._starts(call, now_ns)
                 if runs or call.is_gone:
@@ -375,38 +390,34 @@ class Limiter:
                     return call
                 position += -1 if newest_first else not call.is_gone
         if self.running < self.limit:
-            self._is_late = False
+            self._may_be_in_time(now_ns)
         return None
 
     def refuse_late(self, now_ns: int) -> None:
         """Refuse the calls that have waited too long."""
-        ahead, longest_ns = 0, self._max_wait()
-        is_busy = self._adaptive is not None and self._adaptive.is_busy
-        late_share = BUSY_LATE_SHARE if is_busy else LATE_SHARE
-        for calls in self._waiting.values():
+        ahead, longest_ns, late_ns = 0, self._max_wait(), self._late_wait()
+        for criticality, calls in self._waiting.items():
             ahead += len(calls)  # with those that are more critical
             while calls:
                 call = calls[0]
                 if not call.is_gone:
-                    max_wait_ns = longest_ns
                     # Others are less critical, and refused before it.
                     is_last = ahead == self.waiting
-                    if is_last and self._is_late and ahead > self.limit:
-                        max_wait_ns //= late_share
-                    if now_ns - call.arrived_ns <= max_wait_ns:
+                    is_late = is_last and criticality <= self._late and ahead > self.limit
+                    if now_ns - call.arrived_ns <= (late_ns if is_late else longest_ns):
                         break
-                    self._count_refused(call, RefusalReason.WAITED)
+                    self._count_late(call, RefusalReason.WAITED, now_ns)
                 calls.popleft()
                 self._leaves(call)
                 ahead -= 1
 
-    def refuse_started(self, call: LimitedCall) -> None:
+    def refuse_started(self, call: LimitedCall, now_ns: int) -> None:
         """Note that too little time was left for a call when it was started: its caller refuses it.
 
         The limiter of `grpc.aio` does not know deadlines.
         """
         call.is_gone = True
-        self._count_refused(call, RefusalReason.DEADLINE)
+        self._count_late(call, RefusalReason.DEADLINE, now_ns)
 
     def refuse_all(self) -> None:
         """Refuse all waiting calls: the server is being stopped."""
@@ -484,15 +495,43 @@ class Limiter:
             return self._max_wait_ns
         return max(MIN_WAIT_NS, WAIT_IN_DURATIONS * self._usual_ns)
 
+    def _late_wait(self) -> int:
+        is_busy = self._adaptive is not None and self._adaptive.is_busy
+        return self._max_wait() // (BUSY_LATE_SHARE if is_busy else LATE_SHARE)
+
+    def _is_full(self, call: LimitedCall) -> bool:
+        """Whether as many calls wait as can be started before they have waited for too long.
+
+        To refuse a call that has just arrived takes half as long as one that has waited. One that
+        is more critical than others waits: they are refused before it.
+        """
+        if not self._usual_ns or self.waiting < self.limit * (
+            1 + self._late_wait() / self._usual_ns
+        ):
+            return False
+        return not any(
+            calls for criticality, calls in self._waiting.items() if criticality < call.criticality
+        )
+
+    def _may_be_in_time(self, now_ns: int) -> None:
+        """End being late, as no call waits for the server, unless that may be chance."""
+        if now_ns - self._late_at_ns >= LATE_NS:
+            self._late = 0
+
     def _leaves(self, call: LimitedCall) -> None:
         self.waiting -= 1
         self._waiting_streams -= call.method.is_stream
         self._waiting_quick -= not call.method.is_slow
         call.method.waiting -= 1
 
+    def _count_late(self, call: LimitedCall, reason: RefusalReason, now_ns: int) -> None:
+        """Refuse a call because it has waited, or would wait, for too long."""
+        if not call.waits_for_method:
+            self._late, self._late_at_ns = max(self._late, call.criticality), now_ns
+        self._count_refused(call, reason)
+
     def _count_refused(self, call: LimitedCall, reason: RefusalReason) -> None:
-        if reason in (RefusalReason.WAITED, RefusalReason.DEADLINE) and not call.waits_for_method:
-            self._is_late = True
+        call.refused = reason
         key = call.criticality, reason
         self.refused[key] = self.refused.get(key, 0) + 1
         self._refuse(call, reason)

@@ -105,8 +105,9 @@ class LimitPolicy(Policy):
     max_wait: Seconds | None = None
     """Maximum seconds that a call waits. Once a call was refused because it had waited for too
     long, and until none waits, it is a tenth (as CoDel does), or a quarter if handlers compute: the
-    server is overloaded, and a short queue serves as many calls as a long one. None: 0.3 s, or four
-    times the usual duration of a handler if that is longer."""
+    server is overloaded, and a short queue serves as many calls as a long one. Then a call is also
+    refused at once if no less critical one waits, and as many as can be started in that time. None:
+    0.3 s, or four times the usual duration of a handler if that is longer."""
 
     pushback: Seconds = 1.0
     """How many seconds a refused client is asked to wait before it tries again

@@ -68,6 +68,10 @@ CPU_EVERY_NS: Final = 5_000_000
 MAX_PAUSE_NS: Final = 50_000_000
 """The longest time in which no handler is started because gRPC accepts calls."""
 
+QUIET_S: Final = 0.001
+"""gRPC has accepted all calls if none arrives in this time, in which it needs to wait for nothing:
+to accept one and to refuse it takes up to 0.5 ms."""
+
 NO_NONCE: Final = ""
 
 NO_OVERLOAD: Final = (RefusalReason.RATE, RefusalReason.CLOSED)

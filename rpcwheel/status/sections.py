@@ -253,8 +253,8 @@ SECTIONS: Final = (
         _column("calls", COUNT),
     ), (
         RowMetric("limit_refused",
-            "Calls that a server refused because of its limit. Label reason: waited, deadline, "
-            "streams, rate or closed.",
+            "Calls that a server refused because of its limit. Label reason: waited, full, "
+            "deadline, streams, rate or closed.",
             {"server": "outer.name", "criticality": "criticality", "reason": "reason"},
             ("calls",), kind="counter"),
     )),

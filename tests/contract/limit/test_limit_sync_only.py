@@ -209,6 +209,62 @@ def test_an_executor_that_two_servers_share_keeps_both_limits(world):
         server.close()
 
 
+def test_calls_that_wait_are_served_by_the_thread_for_whose_call_they_waited(world, serve):
+    served, gate = [], Gate()
+
+    def handler(request, _context):
+        gate(request)
+        served.append(threading.get_ident())
+        if request == b"exits":
+            raise SystemExit
+        return request
+
+    kit = kit_of(world, **PATIENT)
+    method = serve({METHOD: handler}, kit, kit.server_executor).unary_unary(METHOD)
+    first = method.future(b"exits", timeout=WAIT_S)
+    assert gate.entered.wait(WAIT_S)
+    calls = [method.future(b"x", timeout=WAIT_S) for _ in range(9)]
+    (limit,) = components.of_kind("limit")[-1:]
+    assert wait_until(lambda: limit.status().waiting == 9)
+    gate.opened.set()
+    assert [call.result() for call in calls] == [b"x"] * 9
+    assert len(set(served)) == 1
+    assert wait_until(lambda: limit.status().running == 0)
+    first.cancel()  # gRPC does not answer a call whose handler exits
+
+
+def test_servers_take_turns_if_they_share_the_threads_of_an_executor(world):
+    shared, served, gates = ServerExecutor(1), [], [Gate(), Gate()]
+
+    def start(name, gate):
+        def handler(request, _context):
+            served.append(name)
+            return gate(request)
+
+        kit = kit_of(world, **PATIENT)
+        return GrpcServer(
+            unary_service(METHOD, handler),
+            executor=lambda *_, **__: shared,
+            interceptors=kit.server_interceptors(),
+        )
+
+    servers = [start(name, gate) for name, gate in zip("ab", gates, strict=True)]
+    limits = components.of_kind("limit")[-2:]
+    methods = [world.channel(server.target).unary_unary(METHOD) for server in servers]
+    calls = [methods[0].future(b"x", timeout=WAIT_S)]
+    assert gates[0].entered.wait(WAIT_S)
+    calls += [methods[0].future(b"x", timeout=WAIT_S) for _ in range(2)]
+    assert wait_until(lambda: limits[0].status().waiting == 2)
+    calls.append(methods[1].future(b"x", timeout=WAIT_S))
+    assert wait_until(lambda: limits[1].status().running == 1)  # it is in the queue of the pool
+    for gate in gates:
+        gate.opened.set()
+    assert [call.result() for call in calls] == [b"x"] * 4
+    assert served == ["a", "b", "a", "a"]
+    for server in servers:
+        server.close()
+
+
 def test_more_than_four_calls_without_a_limit_run_at_the_same_time(world, serve):
     started = threading.Semaphore(0)
     gate = Gate()

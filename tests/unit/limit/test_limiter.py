@@ -382,11 +382,12 @@ def test_the_wait_is_the_whole_time_again_when_calls_wait_for_their_own_method_o
     server.now_ms += 900
     server.waiting("b", method=rare)
     server.expire(2001)
+    server.now_ms += 100  # until then, that no call waits for the server may be chance
     assert server.end(second) == []
     server.running("third")
     assert not server.arrive("c")[1]
     assert not server.arrive("d")[1]
-    server.expire(2001 + 400)
+    server.expire(2101 + 400)
     assert server.refused == [("a", RefusalReason.WAITED)]
 
 
@@ -399,6 +400,64 @@ def test_as_many_calls_as_run_may_wait_for_the_whole_time():
     server.waiting("b", "c")
     server.expire(2001)
     assert [name for name, _ in server.refused] == ["a"]
+
+
+def late_server(level=CRITICAL):
+    """A server that was late for a call of this level; it runs two calls of 100 ms."""
+    server = Server(max_concurrent=2, max_wait=1.0)
+    server.end(server.running("a call that takes"), after_ms=100)
+    server.running("first")
+    server.running("second")
+    server.waiting("late", level=level)
+    server.expire(server.now_ms + 1001)
+    assert server.refused.pop() == ("late", RefusalReason.WAITED)
+    return server
+
+
+def refused_at_once(server, level=CRITICAL):
+    """Let four calls arrive, which can be started in a tenth of the maximum wait, and another."""
+    server.waiting("a", "b", "c", "d", level=level)
+    _, runs = server.arrive("e", level=level)
+    assert not runs
+    return [name for name, _ in server.refused]
+
+
+def test_a_late_server_refuses_a_call_at_once_if_as_many_wait_as_can_be_started_in_time():
+    server = late_server()
+    assert refused_at_once(server) == ["e"]
+    assert server.refused == [("e", RefusalReason.FULL)]
+    assert server.limiter.waiting == 4
+
+
+def test_a_more_critical_call_waits_although_as_many_wait_as_can_be_started_in_time():
+    server = late_server(CRITICAL_PLUS)
+    assert refused_at_once(server) == ["e"]
+    server.refused.clear()
+    server.waiting("f", "g", level=CRITICAL_PLUS)
+
+
+def test_calls_wait_for_the_whole_time_if_the_server_was_late_for_less_critical_ones_only():
+    server = late_server(SHEDDABLE)
+    assert refused_at_once(server) == []
+    server.expire(server.now_ms + 1000)
+    assert server.refused == []
+
+
+def test_a_server_whose_durations_are_not_known_refuses_no_call_at_once():
+    server = Server(max_concurrent=1, max_wait=1.0)
+    server.running("first")
+    server.waiting("late")
+    server.expire(server.now_ms + 1001)
+    server.refused.clear()
+    assert refused_at_once(server) == []
+
+
+@pytest.mark.parametrize(("after_ms", "refused"), [(99, ["e"]), (100, [])])
+def test_a_server_is_late_for_at_least_a_tenth_of_a_second(after_ms, refused):
+    server = late_server()
+    server.now_ms += after_ms
+    assert server.take() == []
+    assert refused_at_once(server) == refused
 
 
 def test_the_maximum_wait_follows_the_durations_of_handlers_of_all_methods():
