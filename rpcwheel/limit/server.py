@@ -142,6 +142,7 @@ class ServerLimit:
         """
         self._policy = LimitPolicy() if policy is None else policy
         self._server_policy = policy
+        self._pushback_ns = to_ns(self._policy.pushback)
         self._buckets = _buckets(policy)
         self.name = self._policy.name
         self._highest = self._policy.max_criticality or Criticality.CRITICAL_PLUS
@@ -278,8 +279,7 @@ class ServerLimit:
         counts = call.method.counts
         if counts is not None:
             counts.end(counts.begin(), code)
-        pushback_ns = call.token_wait_ns
-        pushback_ns += int(to_ns(self._policy.pushback) * random.uniform(0.5, 1.5))
+        pushback_ns = call.token_wait_ns + int(self._pushback_ns * random.uniform(0.5, 1.5))
         return (
             code,
             reason.details,
