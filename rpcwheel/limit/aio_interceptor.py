@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
-from rpcwheel._grpc.handlers import behavior_of, kind_of, time_left, with_behavior
+from rpcwheel._grpc.handlers import behavior_of, time_left, with_behavior
 
 from .limiter import CALL, UNLIMITED, RefusalReason
 from .server import CPU_EVERY_NS, MAX_PAUSE_NS, QUIET_S, ServerLimit
@@ -65,10 +65,10 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             reason = call.refused
             if reason is None:
                 reason = await self._wait(call)
-            elif not limit.limiter.waiting:
-                self._serve_waiting()  # reports it
+            elif limit.reports_soon:
+                self._serve_waiting()
             if reason is not None:
-                return _refusal(handler, *limit.refusal(call, reason))
+                return _refusal(*limit.refusal(call, reason))
             now_ns = time.monotonic_ns()
         # A call that did not wait here may have waited in gRPC, if the loop was late.
         if call.has_waited or limit.overload is not None:
@@ -98,7 +98,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
                 with self._limit.lock:
                     self._limit.limiter.refuse_started(call, time.monotonic_ns())
                 self._serve_waiting()  # reports it, too
-                _end(context, *self._limit.refusal(call, RefusalReason.DEADLINE))
+                await _end(context, *self._limit.refusal(call, RefusalReason.DEADLINE))
                 return None
             return await behavior(request, context)
 
@@ -182,40 +182,35 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _refusal(
-    handler: grpc.RpcMethodHandler,
-    code: str,
-    details: str,
-    metadata: tuple[tuple[str, str], ...],
+    code: str, details: str, metadata: tuple[tuple[str, str], ...]
 ) -> grpc.RpcMethodHandler:
-    """Return a handler that ends a call in place of another one, and does not wait for the request.
+    """Return a handler that ends a call of any kind; it does not wait for the request.
 
-    Both have a request stream, so that gRPC reads no request before. gRPC sends an empty response
-    before the status if there is no response stream; clients of such a method ignore it.
+    It has no response, so interceptors of others can't use one that is not there.
     """
 
-    async def refuse(_: object, context: Any) -> None:
-        _end(context, code, details, metadata)
-
-    async def refuse_stream(_: object, context: Any) -> AsyncIterator[object]:
-        _end(context, code, details, metadata)
+    async def refuse(_: object, context: Any) -> AsyncIterator[object]:
+        await _end(context, code, details, metadata)
         none: tuple[object, ...] = ()
-        for response in none:  # a generator: interceptors of others use it with `async for`
+        for response in none:
             yield response
 
-    refusal: grpc.RpcMethodHandler
-    if kind_of(handler).streams_responses:
-        refusal = grpc.stream_stream_rpc_method_handler(refuse_stream)
-    else:
-        refusal = grpc.stream_unary_rpc_method_handler(refuse)
-    return refusal
+    # With a request stream: so gRPC reads no request before.
+    handler: grpc.RpcMethodHandler = grpc.stream_stream_rpc_method_handler(refuse)
+    return handler
 
 
-def _end(context: Any, code: str, details: str, metadata: tuple[tuple[str, str], ...]) -> None:
-    """Set the status of a call whose handler returns then.
+async def _end(
+    context: Any, code: str, details: str, metadata: tuple[tuple[str, str], ...]
+) -> None:
+    """End a call. Its handler returns then, and gRPC raises the error of `abort` again.
 
-    `context.abort` raises an error that the call keeps: the traceback keeps the call, and only the
-    garbage collector deletes both, 38 objects for each refused call.
+    The call keeps this error, whose traceback would keep the call: 38 objects that only the garbage
+    collector deletes, for each refused call.
     """
-    context.set_code(grpc.StatusCode[code])
-    context.set_details(details)
-    context.set_trailing_metadata(metadata)
+    try:
+        await context.abort(grpc.StatusCode[code], details, metadata)
+    except grpc.aio.AbortError as error:
+        error.__traceback__ = None
+    except grpc.aio.InternalError:  # the client has ended the call (grpcio 1.85)
+        raise asyncio.CancelledError from None  # others are logged as errors of a handler

@@ -157,14 +157,14 @@ class ServerExecutor(ThreadPoolExecutor):
         if self._is_shut_down:
             _refuse(call, RefusalReason.CLOSED)
             return future
-        now_ns, decisions = time.monotonic_ns(), None
+        now_ns = time.monotonic_ns()
         with limit.lock:
             limit.arrivals += 1
-            if not limit.limiter.arrive(call, now_ns):
+            if limit.limiter.arrive(call, now_ns):
+                decisions = Decisions([call], [], None)
+            else:
                 call.deadline_ns = _deadline_ns(args, now_ns)
                 decisions = limit.decide(now_ns, starts=False)
-        if decisions is None:
-            decisions = Decisions([call], [], None)
         self._carry_out(limit, decisions, now_ns)
         return future
 
@@ -201,14 +201,20 @@ class ServerExecutor(ThreadPoolExecutor):
             limit.limiter.ended(call, started_ns, ended_ns, limit.cpu_ns, is_answered=is_answered)
             if limit.limiter.waiting:
                 decisions = limit.decide(ended_ns := time.monotonic_ns())
-        call.future.end()
-        if decisions is None:
-            return None
         following = None
-        if decisions.started and self._work_queue.empty():  # else another server shares the pool
-            following = decisions.started.pop(0)
-        self._carry_out(limit, decisions, ended_ns)
+        if decisions is not None:
+            # Not if it would wait for other work, or calls of another server for a thread.
+            if decisions.started and len(decisions.refused) <= 1 and self._work_queue.empty():
+                following = decisions.started.pop(0)
+            self._carry_out(limit, decisions, ended_ns)
+        call.future.end()
         return following
+
+    def _canceled(self, call: LimitedCall, future: Future[None]) -> None:
+        """Refuse a call that has not begun, if `shutdown` has canceled the pool's futures."""
+        if future.cancelled():
+            now_ns = time.monotonic_ns()
+            self._carry_out(call.limit, self._not_started(call, now_ns), now_ns)
 
     def _not_started(self, call: LimitedCall, now_ns: int) -> Decisions:
         """Refuse a call that could not be started, and those that wait."""
@@ -226,7 +232,7 @@ class ServerExecutor(ThreadPoolExecutor):
         """Start calls and refuse others, and schedule when to decide again. Any thread."""
         for call in decisions.started:
             try:
-                super().submit(self._run, call)
+                super().submit(self._run, call).add_done_callback(partial(self._canceled, call))
             except RuntimeError:
                 self._carry_out(limit, self._not_started(call, now_ns), now_ns)
         if decisions.refused:

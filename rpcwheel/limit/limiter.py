@@ -195,6 +195,7 @@ class Limiter:
         "_refuse",
         "_usual_ns",
         "_waiting",
+        "_waiting_for_method",
         "_waiting_quick",
         "_waiting_streams",
         "_work_at_ns",
@@ -242,12 +243,14 @@ class Limiter:
         self._waiting_streams = 0
         self._waiting_quick = 0
         """How many waiting calls may be quick."""
+        self._waiting_for_method = 0
+        """How many calls wait for the number of their method."""
         self._late = 0
         """The highest criticality of which a call was refused because it had waited for the server
-        for too long, since none waited for that; 0 for none. Those that waited for the number of
-        their method say nothing about the others."""
+        for too long, since none of it waited for that; 0 for none. Those that waited for the number
+        of their method say nothing about the others."""
         self._late_at_ns = 0
-        """When the last one was refused."""
+        """When the last call of this criticality was refused."""
         self.threads = math.inf
         """How many calls can run at the same time at all."""
         self._work_ns = self._work_at_ns = 0
@@ -300,12 +303,13 @@ class Limiter:
             return False
         if not self.waiting:
             self._may_be_in_time(now_ns)
+        call.waits_for_method = self.running < self.limit and method.running >= method.maximum
         if call.criticality <= self._late and self._is_full(call):
             self._count_late(call, RefusalReason.FULL, now_ns)
             return False
         call.has_waited = True
-        call.waits_for_method = self.running < self.limit and method.running >= method.maximum
         self.waiting += 1
+        self._waiting_for_method += call.waits_for_method
         self._waiting_streams += method.is_stream
         self._waiting_quick += not method.is_slow
         method.waiting += 1
@@ -379,9 +383,8 @@ class Limiter:
             position = len(calls) - 1 if newest_first else 0
             while 0 <= position < len(calls):
                 call = calls[position]
-                if not call.is_gone and call.deadline_ns - call.method.least_ns <= now_ns:
-                    self._count_late(call, RefusalReason.DEADLINE, now_ns)
-                    call.is_gone = True
+                if not call.is_gone:
+                    self._refuse_without_time(call, now_ns)
                 runs = not call.is_gone and self._starts(call, now_ns)
                 if runs or call.is_gone:
                     del calls[position]
@@ -411,13 +414,27 @@ class Limiter:
                 self._leaves(call)
                 ahead -= 1
 
+    def _refuse_without_time(self, call: LimitedCall, now_ns: int) -> None:
+        """Refuse a call if less time is left than its method takes."""
+        latest_ns = call.deadline_ns - call.method.least_ns
+        if latest_ns > now_ns:
+            return
+        if latest_ns > call.arrived_ns:
+            self._count_late(call, RefusalReason.DEADLINE, now_ns)
+        else:  # it had too little time when it arrived, which is not the server's fault
+            self._count_refused(call, RefusalReason.DEADLINE)
+        call.is_gone = True
+
     def refuse_started(self, call: LimitedCall, now_ns: int) -> None:
         """Note that too little time was left for a call when it was started: its caller refuses it.
 
         The limiter of `grpc.aio` does not know deadlines.
         """
         call.is_gone = True
-        self._count_late(call, RefusalReason.DEADLINE, now_ns)
+        if call.has_waited:
+            self._count_late(call, RefusalReason.DEADLINE, now_ns)
+        else:
+            self._count_refused(call, RefusalReason.DEADLINE)
 
     def refuse_all(self) -> None:
         """Refuse all waiting calls: the server is being stopped."""
@@ -427,7 +444,7 @@ class Limiter:
                 if not call.is_gone:
                     self._count_refused(call, RefusalReason.CLOSED)
             calls.clear()
-        self.waiting = self._waiting_streams = self._waiting_quick = 0
+        self.waiting = self._waiting_streams = self._waiting_quick = self._waiting_for_method = 0
 
     def expiry_ns(self) -> int | None:
         """Return when to call `refuse_late` although no call arrives or ends; None for never."""
@@ -505,13 +522,16 @@ class Limiter:
         To refuse a call that has just arrived takes half as long as one that has waited. One that
         is more critical than others waits: they are refused before it.
         """
-        if not self._usual_ns or self.waiting < self.limit * (
-            1 + self._late_wait() / self._usual_ns
-        ):
+        waiting, usual_ns = self.waiting - self._waiting_for_method, self._usual_ns
+        if self._adaptive is not None and not call.method.is_slow:  # it does not wait for slow ones
+            waiting, usual_ns = self._waiting_quick, call.method.usual_ns
+        if call.waits_for_method or not usual_ns:
             return False
-        return not any(
-            calls for criticality, calls in self._waiting.items() if criticality < call.criticality
-        )
+        can_run = min(self.limit, max(1, self.threads - self.streams))
+        if waiting < can_run * (1 + self._late_wait() / usual_ns):
+            return False
+        levels = self._waiting.items()
+        return not any(calls for level, calls in levels if level < call.criticality)
 
     def _may_be_in_time(self, now_ns: int) -> None:
         """End being late, as no call waits for the server, unless that may be chance."""
@@ -520,14 +540,20 @@ class Limiter:
 
     def _leaves(self, call: LimitedCall) -> None:
         self.waiting -= 1
+        self._waiting_for_method -= call.waits_for_method
         self._waiting_streams -= call.method.is_stream
         self._waiting_quick -= not call.method.is_slow
         call.method.waiting -= 1
 
     def _count_late(self, call: LimitedCall, reason: RefusalReason, now_ns: int) -> None:
         """Refuse a call because it has waited, or would wait, for too long."""
-        if not call.waits_for_method:
-            self._late, self._late_at_ns = max(self._late, call.criticality), now_ns
+        level = call.criticality
+        is_newer = level >= self._late or (
+            now_ns - self._late_at_ns >= LATE_NS
+            and not any(calls for each, calls in self._waiting.items() if each > level)
+        )
+        if is_newer and not call.waits_for_method:
+            self._late, self._late_at_ns = level, now_ns
         self._count_refused(call, reason)
 
     def _count_refused(self, call: LimitedCall, reason: RefusalReason) -> None:

@@ -72,6 +72,9 @@ QUIET_S: Final = 0.001
 """gRPC has accepted all calls if none arrives in this time, in which it needs to wait for nothing:
 to accept one and to refuse it takes up to 0.5 ms."""
 
+MAX_UNREPORTED: Final = 100
+"""How many refused calls are reported together."""
+
 NO_NONCE: Final = ""
 
 NO_OVERLOAD: Final = (RefusalReason.RATE, RefusalReason.CLOSED)
@@ -285,6 +288,15 @@ class ServerLimit:
             reason.details,
             ((PUSHBACK_KEY, str(pushback_ns // 1_000_000)), (REFUSED_KEY, call.nonce)),
         )
+
+    @property
+    def reports_soon(self) -> bool:
+        """Whether a call that was refused on arrival is to be reported now: `decide` returns it.
+
+        Otherwise it is returned with others when a call ends, or when one has waited too long.
+        """
+        is_known = self.limiter.waiting and self.overload is not None
+        return not is_known or len(self._refused) >= MAX_UNREPORTED
 
     def report_refused(self, refused: list[tuple[LimitedCall, RefusalReason]], now_ns: int) -> None:
         """Report that calls were refused. Without the lock."""

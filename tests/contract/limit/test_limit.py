@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import json
 import random
 import threading
 import time
@@ -92,6 +93,33 @@ def test_the_pushback_of_a_refusal_is_that_of_the_policy(limited):
     call = server.call(b"x")
     assert call.error().code() is Code.RESOURCE_EXHAUSTED
     assert 10_000 <= int(call.trailing_metadata()["grpc-retry-pushback-ms"]) <= 30_000
+
+
+NATIVE_RETRIES = """{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 3,
+    "initialBackoff": "9s", "maxBackoff": "9s", "backoffMultiplier": 1,
+    "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}"""
+
+
+def test_a_refusal_has_no_response_and_the_retries_of_grpc_follow_its_pushback(limited):
+    """gRPC does not retry a call of which anything but the status has arrived (gRFC A6)."""
+    server = limited(limit=LimitPolicy(max_concurrent=1, max_wait=0.001, pushback=0.02))
+    server.held(b"hold")
+    options = [("grpc.service_config", NATIVE_RETRIES)]
+    with grpc.insecure_channel(server.target, options) as channel:
+        call = channel.unary_unary(UNARY_UNARY, response_deserializer=json.loads)
+        with pytest.raises(grpc.RpcError) as refused:
+            call(b"x", timeout=WAIT_S)
+    assert refused.value.code() is Code.RESOURCE_EXHAUSTED
+    assert server.refused == {("critical", "waited"): 3}
+
+
+def test_a_call_that_is_refused_on_arrival_is_reported_while_others_wait(limited):
+    server = limited(limit=LimitPolicy(max_concurrent=1, max_streams=1, max_wait=LONG_S))
+    server.held(b"hold")
+    server.held(b"hold stream", kind="unary_stream")
+    server.waiting(b"x")
+    assert is_refused(server.call(b"y", "unary_stream"))
+    assert wait_until(lambda: server.status.problem == "overloaded: it has refused 1 call")
 
 
 @each_streaming_kind

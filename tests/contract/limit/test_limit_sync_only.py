@@ -265,6 +265,31 @@ def test_servers_take_turns_if_they_share_the_threads_of_an_executor(world):
         server.close()
 
 
+def test_a_shutdown_may_cancel_calls_that_wait_for_threads_of_another_server(world):
+    shared, gates = ServerExecutor(1), [Gate(), Gate()]
+    servers = [
+        GrpcServer(
+            unary_service(METHOD, lambda request, _, gate=gate: gate(request)),
+            executor=lambda *_, **__: shared,
+            interceptors=kit_of(world, **PATIENT).server_interceptors(),
+        )
+        for gate in gates
+    ]
+    limits = components.of_kind("limit")[-2:]
+    methods = [world.channel(server.target).unary_unary(METHOD) for server in servers]
+    first = methods[0].future(b"x", timeout=WAIT_S)
+    assert gates[0].entered.wait(WAIT_S)
+    second = methods[1].future(b"x", timeout=WAIT_S)
+    assert wait_until(lambda: limits[1].status().running == 1)  # it is in the queue of the pool
+    shared.shutdown(wait=False, cancel_futures=True)
+    assert second.code() is Code.UNAVAILABLE
+    assert wait_until(lambda: limits[1].status().running == 0)
+    gates[0].opened.set()
+    assert first.result() == b"x"
+    for server in servers:
+        server.close()
+
+
 def test_more_than_four_calls_without_a_limit_run_at_the_same_time(world, serve):
     started = threading.Semaphore(0)
     gate = Gate()

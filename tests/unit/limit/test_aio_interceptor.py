@@ -123,14 +123,9 @@ class Context:
     def time_remaining(self):
         return self._left_s
 
-    def set_code(self, code):
+    async def abort(self, code, *_):
         self.code = code
-
-    def set_details(self, details):
-        pass
-
-    def set_trailing_metadata(self, metadata):
-        pass
+        raise grpc.aio.AbortError("Locally aborted.")
 
 
 async def refused(served):

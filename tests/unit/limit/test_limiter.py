@@ -443,6 +443,54 @@ def test_calls_wait_for_the_whole_time_if_the_server_was_late_for_less_critical_
     assert server.refused == []
 
 
+def test_calls_that_wait_for_the_number_of_their_method_are_not_refused_at_once():
+    server = late_server()
+    rare = LimitedMethod(is_stream=False, maximum=0)
+    server.limiter.limit = 3
+    server.waiting(*map(str, range(9)), method=rare)
+    server.limiter.limit = 2
+    assert refused_at_once(server) == ["e"]  # they do not count for others
+
+
+def test_quick_calls_are_not_refused_at_once_because_slow_ones_wait():
+    server = Server(max_concurrent="adaptive")
+    slow = LimitedMethod(is_stream=False, maximum=math.inf)
+    slow.took(1000 * MS)
+    server.get.took(10 * MS)
+    server.limiter.ended(server.running("first"), 0, server.now_ms * MS, 0)
+    for number in range(8):
+        server.running(f"slow {number}", slow)
+    for number in range(8):
+        server.running(f"quick {number}")
+    server.waiting("late", method=slow)
+    server.expire(server.now_ms + 10_000)
+    assert server.refused.pop() == ("late", RefusalReason.WAITED)
+    while not server.refused:
+        server.arrive("slow", slow)
+    assert server.refused.pop() == ("slow", RefusalReason.FULL)
+    server.waiting("quick")
+
+
+def test_a_call_that_had_too_little_time_when_it_arrived_does_not_make_the_server_late():
+    server = Server(max_concurrent=2, max_wait=1.0)
+    server.end(server.running("a call that takes"), after_ms=100)
+    first = server.running("first")
+    server.running("second")
+    server.waiting("hopeless", deadline_ms=server.now_ms + 100)
+    assert server.end(first, after_ms=100) == []
+    assert server.refused.pop() == ("hopeless", RefusalReason.DEADLINE)
+    server.running("third")
+    assert refused_at_once(server) == []
+
+
+def test_a_server_is_not_late_for_calls_that_are_more_critical_than_those_refused_since():
+    server = late_server()
+    server.waiting("a", level=SHEDDABLE)
+    server.expire(server.now_ms + 1001)
+    server.refused.clear()
+    assert refused_at_once(server) == []
+
+
 def test_a_server_whose_durations_are_not_known_refuses_no_call_at_once():
     server = Server(max_concurrent=1, max_wait=1.0)
     server.running("first")
