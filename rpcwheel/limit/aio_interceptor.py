@@ -96,10 +96,15 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             left_s = time_left(context)
             if left_s is not None and left_s * 1e9 < call.method.least_ns:
                 with self._limit.lock:
-                    self._limit.limiter.refuse_started(call, time.monotonic_ns())
+                    self._limit.limiter.refuse_started(
+                        call, time.monotonic_ns(), round(left_s * 1e9)
+                    )
                 self._serve_waiting()  # reports it, too
-                await _end(context, *self._limit.refusal(call, RefusalReason.DEADLINE))
-                return None
+                try:
+                    await _abort(context, *self._limit.refusal(call, RefusalReason.DEADLINE))
+                except grpc.aio.AbortError as error:
+                    call.error = error
+                    raise
             return await behavior(request, context)
 
         return with_behavior(handler, serve)
@@ -119,6 +124,9 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
 
     def _ended(self, call: LimitedCall, started_ns: int, task: asyncio.Task[object]) -> None:
         limit, now_ns = self._limit, time.monotonic_ns()
+        error, call.error = call.error, None
+        if error is not None:
+            error.__traceback__ = None
         with limit.lock:
             limit.limiter.ended(
                 call,
@@ -190,7 +198,10 @@ def _refusal(
     """
 
     async def refuse(_: object, context: Any) -> AsyncIterator[object]:
-        await _end(context, code, details, metadata)
+        try:
+            await _abort(context, code, details, metadata)
+        except grpc.aio.AbortError as error:  # gRPC raises it again
+            error.__traceback__ = None
         none: tuple[object, ...] = ()
         for response in none:
             yield response
@@ -200,17 +211,15 @@ def _refusal(
     return handler
 
 
-async def _end(
+async def _abort(
     context: Any, code: str, details: str, metadata: tuple[tuple[str, str], ...]
 ) -> None:
-    """End a call. Its handler returns then, and gRPC raises the error of `abort` again.
+    """End a call; raises an error, which gRPC keeps in the call.
 
-    The call keeps this error, whose traceback would keep the call: 38 objects that only the garbage
-    collector deletes, for each refused call.
+    Its traceback keeps the call too. Delete it, or only the garbage collector deletes both: 38
+    objects for each refused call.
     """
     try:
         await context.abort(grpc.StatusCode[code], details, metadata)
-    except grpc.aio.AbortError as error:
-        error.__traceback__ = None
     except grpc.aio.InternalError:  # the client has ended the call (grpcio 1.85)
         raise asyncio.CancelledError from None  # others are logged as errors of a handler

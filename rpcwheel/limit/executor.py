@@ -210,12 +210,6 @@ class ServerExecutor(ThreadPoolExecutor):
         call.future.end()
         return following
 
-    def _canceled(self, call: LimitedCall, future: Future[None]) -> None:
-        """Refuse a call that has not begun, if `shutdown` has canceled the pool's futures."""
-        if future.cancelled():
-            now_ns = time.monotonic_ns()
-            self._carry_out(call.limit, self._not_started(call, now_ns), now_ns)
-
     def _not_started(self, call: LimitedCall, now_ns: int) -> Decisions:
         """Refuse a call that could not be started, and those that wait."""
         limit = call.limit
@@ -232,7 +226,7 @@ class ServerExecutor(ThreadPoolExecutor):
         """Start calls and refuse others, and schedule when to decide again. Any thread."""
         for call in decisions.started:
             try:
-                super().submit(self._run, call).add_done_callback(partial(self._canceled, call))
+                super().submit(self._run, call)
             except RuntimeError:
                 self._carry_out(limit, self._not_started(call, now_ns), now_ns)
         if decisions.refused:
@@ -257,7 +251,14 @@ class ServerExecutor(ThreadPoolExecutor):
         self._carry_out(limit, decisions, now_ns)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Refuse calls that wait or arrive, and end the threads, as a `ThreadPoolExecutor` does."""
+        """Refuse calls that wait or arrive, and end the threads, as a `ThreadPoolExecutor` does.
+
+        Args:
+            wait: As in a `ThreadPoolExecutor`.
+            cancel_futures: Has no effect: what was submitted runs, because gRPC does not answer a
+                call whose function is canceled.
+        """
+        del cancel_futures
         self._is_shut_down = True
         for limit in tuple(self._limits):
             with limit.lock:
@@ -265,8 +266,8 @@ class ServerExecutor(ThreadPoolExecutor):
                 refused = limit.decide(0, starts=False).refused
             for call, reason in refused:
                 _refuse(call, reason)
-        self._unlimited.shutdown(wait, cancel_futures=cancel_futures)
-        super().shutdown(wait, cancel_futures=cancel_futures)
+        self._unlimited.shutdown(wait)
+        super().shutdown(wait)
 
 
 def _run_or_end(

@@ -130,6 +130,7 @@ class LimitedCall:
         "arrived_ns",
         "criticality",
         "deadline_ns",
+        "error",
         "future",
         "has_waited",
         "is_extra",
@@ -163,12 +164,15 @@ class LimitedCall:
         self.is_gone = False
         """Whether it ended before its handler ran: by its client, or by its deadline."""
         self.refused: RefusalReason | None = None
+        """Why it was refused, if it was."""
         self.start: Any = None
         """A list with the function and the arguments that start it. To start or to refuse the call,
         they are popped: only one of both happens. And they have the context of the call, which has
         this object: if they stayed here, the stream would stay open (docs/grpcio.md)."""
         self.future: Any = None
         """The future of a call that waits."""
+        self.error: BaseException | None = None
+        """The error with which its handler was ended, until it has."""
         self.token_wait_ns = 0
         """Of a call above the rate: how long after its arrival there is a token again."""
 
@@ -192,6 +196,7 @@ class Limiter:
         "_max_streams",
         "_max_wait_ns",
         "_quick",
+        "_quick_usual_ns",
         "_refuse",
         "_usual_ns",
         "_waiting",
@@ -235,8 +240,9 @@ class Limiter:
         if policy is not None and policy.max_streams is not None:
             self._max_streams = policy.max_streams
         self._refuse = refuse
-        self._usual_ns = 0
-        """The moving average of the durations of handlers, without streams."""
+        self._usual_ns = self._quick_usual_ns = 0
+        """The moving averages of the durations of handlers, and of those of quick methods, without
+        streams."""
         self._waiting: dict[Criticality, deque[LimitedCall]] = {
             criticality: deque() for criticality in sorted(Criticality, reverse=True)
         }
@@ -303,10 +309,14 @@ class Limiter:
             return False
         if not self.waiting:
             self._may_be_in_time(now_ns)
-        call.waits_for_method = self.running < self.limit and method.running >= method.maximum
-        if call.criticality <= self._late and self._is_full(call):
-            self._count_late(call, RefusalReason.FULL, now_ns)
-            return False
+        call.waits_for_method = method.running >= method.maximum and (
+            method.is_stream or self.running < self.limit or method.maximum < self.limit
+        )
+        if call.criticality <= self._late:
+            self.refuse_late(now_ns)
+            if self._is_full(call):
+                self._count_late(call, RefusalReason.FULL, now_ns)
+                return False
         call.has_waited = True
         self.waiting += 1
         self._waiting_for_method += call.waits_for_method
@@ -354,6 +364,9 @@ class Limiter:
         self._quick += (method.is_quick - was_quick) * method.running
         self._waiting_quick += (was_slow - method.is_slow) * method.waiting
         self._usual_ns += (took_ns - self._usual_ns) >> 4 if self._usual_ns else took_ns
+        if method.is_quick:
+            usual_ns = self._quick_usual_ns
+            self._quick_usual_ns += (took_ns - usual_ns) >> 4 if usual_ns else took_ns
         adaptive = self._adaptive
         if adaptive is not None and not call.is_extra:
             adaptive.ended(
@@ -425,13 +438,14 @@ class Limiter:
             self._count_refused(call, RefusalReason.DEADLINE)
         call.is_gone = True
 
-    def refuse_started(self, call: LimitedCall, now_ns: int) -> None:
+    def refuse_started(self, call: LimitedCall, now_ns: int, left_ns: int) -> None:
         """Note that too little time was left for a call when it was started: its caller refuses it.
 
         The limiter of `grpc.aio` does not know deadlines.
         """
         call.is_gone = True
-        if call.has_waited:
+        had_ns = left_ns + now_ns - call.arrived_ns
+        if call.has_waited and had_ns > call.method.least_ns:
             self._count_late(call, RefusalReason.DEADLINE, now_ns)
         else:
             self._count_refused(call, RefusalReason.DEADLINE)
@@ -524,7 +538,7 @@ class Limiter:
         """
         waiting, usual_ns = self.waiting - self._waiting_for_method, self._usual_ns
         if self._adaptive is not None and not call.method.is_slow:  # it does not wait for slow ones
-            waiting, usual_ns = self._waiting_quick, call.method.usual_ns
+            waiting, usual_ns = min(waiting, self._waiting_quick), self._quick_usual_ns
         if call.waits_for_method or not usual_ns:
             return False
         can_run = min(self.limit, max(1, self.threads - self.streams))

@@ -71,11 +71,11 @@ class LimitPolicy(Policy):
 
     A call above the limit waits, and is refused with RESOURCE_EXHAUSTED before its handler runs if
     it waits too long, if its deadline passes, or if less time is left than its method takes. After
-    such a refusal, and until no call waits for the server, the newest is served first, because the
-    oldest are nearly late. Of calls that wait, the more critical one (`Criticality`) is served
-    first. A call above the `rate` does not wait. If `max_concurrent` is adaptive, up to as many
-    quick calls run in addition to it, so that they do not wait for handlers that take longer than
-    150 ms.
+    such a refusal, for 0.1 s at least and until no call waits for the server, the newest is served
+    first, because the oldest are nearly too old, and calls are refused at once if enough others
+    wait. Of calls that wait, the more critical one (`Criticality`) is served first. A call
+    above the `rate` does not wait. If `max_concurrent` is adaptive, up to as many quick calls
+    run in addition to it, so that they do not wait for handlers that take longer than 150 ms.
 
     Health checks, reflection and heartbeats are never limited.
     """
@@ -104,10 +104,9 @@ class LimitPolicy(Policy):
 
     max_wait: Seconds | None = None
     """Maximum seconds that a call waits. Once a call was refused because it had waited for too
-    long, and until none waits, it is a tenth (as CoDel does), or a quarter if handlers compute: the
-    server is overloaded, and a short queue serves as many calls as a long one. Then a call is also
-    refused at once if no less critical one waits, and as many as can be started in that time. None:
-    0.3 s, or four times the usual duration of a handler if that is longer."""
+    long, for 0.1 s at least and until none waits, it is a tenth (as CoDel does), or a quarter if
+    handlers compute: the server is overloaded, and a short queue serves as many calls as a long
+    one. None: 0.3 s, or four times the usual duration of a handler if that is longer."""
 
     pushback: Seconds = 1.0
     """How many seconds a refused client is asked to wait before it tries again

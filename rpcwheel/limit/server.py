@@ -162,6 +162,9 @@ class ServerLimit:
         """The processor time that handlers have used, if they have threads."""
         self._expires = False
         self._refused: list[tuple[LimitedCall, RefusalReason]] = []
+        """Those that `decide` returns next."""
+        self._has_waited = False
+        """Whether one of them has waited: somebody waits for the decision."""
         self.overload: Overload | None = None
         """None if the server has not refused a call for 5 s."""
         self._lacks_executor = False
@@ -256,7 +259,7 @@ class ServerLimit:
             limiter.refuse_late(now_ns)
         while starts and (call := limiter.take(now_ns)) is not None:
             started.append(call)
-        refused, self._refused = self._refused, []
+        refused, self._refused, self._has_waited = self._refused, [], False
         expires_ns = None if self._expires else limiter.expiry_ns()
         self._expires = self._expires or expires_ns is not None
         return Decisions(started, refused, expires_ns)
@@ -269,6 +272,7 @@ class ServerLimit:
 
     def _note_refused(self, call: LimitedCall, reason: RefusalReason) -> None:
         self._refused.append((call, reason))
+        self._has_waited = self._has_waited or call.has_waited
 
     def refusal(
         self, call: LimitedCall, reason: RefusalReason
@@ -296,7 +300,7 @@ class ServerLimit:
         Otherwise it is returned with others when a call ends, or when one has waited too long.
         """
         is_known = self.limiter.waiting and self.overload is not None
-        return not is_known or len(self._refused) >= MAX_UNREPORTED
+        return not is_known or self._has_waited or len(self._refused) >= MAX_UNREPORTED
 
     def report_refused(self, refused: list[tuple[LimitedCall, RefusalReason]], now_ns: int) -> None:
         """Report that calls were refused. Without the lock."""
@@ -328,6 +332,8 @@ class ServerLimit:
         The timer must not keep the limit of a server that has ended alive.
         """
         with self.lock:
+            if any(reason not in NO_OVERLOAD for _, reason in self._refused):
+                overload.last_refused_ns = time.monotonic_ns()
             left_ns = overload.last_refused_ns + OVERLOAD_NS - time.monotonic_ns()
             if left_ns <= 0:
                 self.overload = None

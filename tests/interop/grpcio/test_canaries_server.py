@@ -8,6 +8,7 @@ docs/grpcio.md too.
 import asyncio
 import contextlib
 import contextvars
+import json
 import queue
 import threading
 import time
@@ -499,6 +500,21 @@ async def test_the_task_of_a_canceled_aio_call_is_not_canceled_but_knows_that_it
         await asyncio.wait_for(ended.wait(), WAIT_S)
         await asyncio.gather(waiting, return_exceptions=True)
     assert (tasks[0].cancelled(), tasks[0].cancelling()) == (False, 1)
+
+
+async def test_an_aio_handler_that_sets_a_status_sends_an_empty_response_before_it():
+    """limit/aio_interceptor.py: `_end` aborts, because clients of `grpc` deserialize it."""
+
+    async def refuse(_, context):
+        context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+    def call(target):
+        with grpc.insecure_channel(target, IMPATIENT) as channel:
+            method = channel.unary_unary(METHOD, response_deserializer=json.loads)
+            return method.future(b"x", timeout=WAIT_S).code()
+
+    async with aio_serving(unary(refuse)) as target:
+        assert await asyncio.to_thread(call, target) is grpc.StatusCode.INTERNAL
 
 
 async def test_an_aio_server_ends_a_call_by_a_handler_of_another_kind_without_its_request():

@@ -446,18 +446,39 @@ def test_calls_wait_for_the_whole_time_if_the_server_was_late_for_less_critical_
 def test_calls_that_wait_for_the_number_of_their_method_are_not_refused_at_once():
     server = late_server()
     rare = LimitedMethod(is_stream=False, maximum=0)
-    server.limiter.limit = 3
     server.waiting(*map(str, range(9)), method=rare)
-    server.limiter.limit = 2
     assert refused_at_once(server) == ["e"]  # they do not count for others
+
+
+def test_quick_calls_are_not_refused_at_once_because_others_wait_for_their_method():
+    server = Server(max_concurrent="adaptive", max_wait=1.0)
+    server.end(server.running("a call that takes"), after_ms=100)
+    for number in range(8):
+        server.running(str(number))
+    server.waiting("late")
+    server.expire(server.now_ms + 1001)
+    server.refused.clear()
+    rare = LimitedMethod(is_stream=False, maximum=0)
+    rare.took(10 * MS)
+    server.waiting(*map(str, range(20)), method=rare)
+    server.waiting("a")
+
+
+def test_calls_that_have_gone_or_are_too_old_do_not_count_for_those_that_arrive():
+    server = late_server()
+    for call in server.waiting("a", "b", "c", "d"):
+        call.is_gone = True
+    assert refused_at_once(server) == ["e"]
+    server.now_ms += 101
+    assert not server.arrive("f")[1]
+    assert ("f", RefusalReason.FULL) not in server.refused
 
 
 def test_quick_calls_are_not_refused_at_once_because_slow_ones_wait():
     server = Server(max_concurrent="adaptive")
+    server.end(server.running("a call that takes"), after_ms=10)
     slow = LimitedMethod(is_stream=False, maximum=math.inf)
     slow.took(1000 * MS)
-    server.get.took(10 * MS)
-    server.limiter.ended(server.running("first"), 0, server.now_ms * MS, 0)
     for number in range(8):
         server.running(f"slow {number}", slow)
     for number in range(8):
@@ -483,11 +504,29 @@ def test_a_call_that_had_too_little_time_when_it_arrived_does_not_make_the_serve
     assert refused_at_once(server) == []
 
 
+@pytest.mark.parametrize(("left_ms", "refused"), [(0, []), (1, ["e"])])
+def test_a_call_refused_when_it_starts_makes_the_server_late_if_it_had_enough_time(
+    left_ms, refused
+):
+    server = Server(max_concurrent=2, max_wait=1.0)
+    server.end(server.running("a call that takes"), after_ms=100)
+    first = server.running("first")
+    server.running("second")
+    (call,) = server.waiting("started")
+    assert server.end(first, after_ms=100) == ["started"]
+    server.limiter.refuse_started(call, server.now_ms * MS, left_ms * MS)
+    assert server.refused.pop() == ("started", RefusalReason.DEADLINE)
+    assert refused_at_once(server) == refused
+
+
 def test_a_server_is_not_late_for_calls_that_are_more_critical_than_those_refused_since():
     server = late_server()
-    server.waiting("a", level=SHEDDABLE)
-    server.expire(server.now_ms + 1001)
-    server.refused.clear()
+    server.waiting("late", level=SHEDDABLE)
+    server.now_ms += 500
+    (gone,) = server.waiting("gone", level=SHEDDABLE)
+    server.expire(server.now_ms + 501)
+    assert server.refused.pop() == ("late", RefusalReason.WAITED)
+    gone.is_gone = True
     assert refused_at_once(server) == []
 
 
