@@ -706,9 +706,9 @@ _OUTAGES = {
 }
 
 _OVERLOAD = About(
-    command="python -m benchmarks.overload --seconds 5 --only "
+    command="python -m benchmarks.overload --seconds 4 --only "
     "phases,interval,varied,halved,downstream,spike,chain,sweep",
-    minutes="It takes 52 minutes; a whole run, with phases of 10 s and the clients, about 100.",
+    minutes="It takes 44 minutes; a whole run, with phases of 10 s and the clients, about 100.",
     rivals="The rivals are grpcio without and with `maximum_concurrent_rpcs` (the best number for "
     "these handlers, found by trying), and for clients naive retries; the version is above.",
     losses="The adaptive limit has to find the number that the fixed one was given, so it lets "
