@@ -14,6 +14,7 @@ import asyncio
 import contextvars
 import gc
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,9 +51,12 @@ def sync_calls(limit: Any, executor: ThreadPoolExecutor) -> Callable[[int], obje
             context.run(limit.intercept_service, lambda _: HANDLER, DETAILS)
         return executor.submit(context.run, noop, EVENT, state)
 
+    ended = threading.Semaphore(0)
+
     def calls(number: int) -> None:
         for _ in range(number):
-            call().result()
+            call().add_done_callback(lambda _: ended.release())
+            ended.acquire()
 
     return calls
 

@@ -157,14 +157,19 @@ class ServerExecutor(ThreadPoolExecutor):
         if self._is_shut_down:
             _refuse(call, RefusalReason.CLOSED)
             return future
-        now_ns = time.monotonic_ns()
+        now_ns, decisions = time.monotonic_ns(), None
         with limit.lock:
             limit.arrivals += 1
-            if limit.limiter.arrive(call, now_ns):
-                decisions = Decisions([call], [], None)
-            else:
+            if not limit.limiter.arrive(call, now_ns):
                 call.deadline_ns = _deadline_ns(args, now_ns)
                 decisions = limit.decide(now_ns, starts=False)
+        if decisions is None:
+            try:
+                super().submit(self._run, call)
+            except RuntimeError:  # it was shut down meanwhile, or can't start a thread
+                decisions = self._not_started(call, now_ns)
+            else:
+                return future
         self._carry_out(limit, decisions, now_ns)
         return future
 
