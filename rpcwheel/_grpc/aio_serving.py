@@ -6,13 +6,12 @@ Verified on grpcio 1.66.2 and 1.85.1. `tests/unit/_grpc/test_serving.py` and
 
 from __future__ import annotations
 
+import asyncio
 import gc
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NoReturn
 
+import grpc
 from grpc._cython import cygrpc
-
-if TYPE_CHECKING:
-    import asyncio
 
 RECEIVING: Final = ("_handle_exceptions", "_handle_rpc", "_handle_unary_", "_receive_message")
 """Prefixes of the names of gRPC's nested coroutines, the outermost first, while a call waits for
@@ -23,6 +22,24 @@ def is_running(server: Any) -> bool | None:
     """Whether a server was started and has not stopped; None if that is not known."""
     is_running = getattr(getattr(server, "_server", None), "is_running", None)
     return None if is_running is None else bool(is_running())
+
+
+async def abort(
+    context: Any,
+    code: grpc.StatusCode,
+    details: str,
+    metadata: tuple[tuple[str, str], ...] = (),
+) -> NoReturn:
+    """End a call with a status; raises, as `context.abort` does.
+
+    gRPC keeps the error in the call, and the error's traceback keeps the call. Where many calls end
+    so, delete the traceback: else 38 objects of each are left to the garbage collector.
+    """
+    try:
+        await context.abort(code, details, metadata)
+    except grpc.aio.InternalError:  # the client has ended the call (grpcio 1.85)
+        raise asyncio.CancelledError from None  # other errors are logged as those of a handler
+    raise AssertionError("abort has not raised an error")
 
 
 def is_receiving(task: asyncio.Task[Any]) -> bool:

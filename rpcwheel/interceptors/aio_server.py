@@ -17,11 +17,12 @@ import asyncio
 import inspect
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 import grpc
 
 from rpcwheel._concurrency.loop import running_loop
+from rpcwheel._grpc.aio_serving import abort
 from rpcwheel._grpc.handlers import DEADLINE_PASSED, context_with_code
 from rpcwheel._grpc.interceptors import AIO_SERVER, Interceptors
 from rpcwheel.call.criticality import read_criticality
@@ -130,7 +131,7 @@ def _wrap_coroutine_function(behavior: Behavior, method: ServedMethod) -> Behavi
 
     async def serve(request: object, context: grpc.aio.ServicerContext[object, object]) -> object:
         if not method.set_deadline(context):
-            await _refuse(context)
+            await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
         timeout = method.start_slow_call_timeout()
         try:
             return await behavior(request, context)
@@ -148,7 +149,7 @@ def _wrap_async_generator(behavior: Behavior, method: ServedMethod) -> Behavior:
         request: object, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncGenerator[object, None]:
         if not method.set_deadline(context):
-            await _refuse(context)
+            await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
         timeout = method.start_slow_call_timeout()
         responses: AsyncGenerator[object, None] = behavior(request, context)
         try:
@@ -247,14 +248,6 @@ def _current_task() -> asyncio.Task[object] | None:
         return asyncio.current_task()
     except RuntimeError:
         return None
-
-
-async def _refuse(context: grpc.aio.ServicerContext[object, object]) -> NoReturn:
-    """End the call; raises, as `abort` does."""
-    try:
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
-    except grpc.aio.InternalError:  # the client has ended the call (grpcio 1.85)
-        raise asyncio.CancelledError from None  # other exceptions are logged as handler errors
 
 
 def _set_refused_status(context: grpc.ServicerContext) -> None:

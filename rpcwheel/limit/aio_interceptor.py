@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from rpcwheel._grpc.aio_serving import abort
 from rpcwheel._grpc.handlers import behavior_of, time_left, with_behavior
 
 from .limiter import CALL, UNLIMITED, RefusalReason
@@ -65,8 +66,8 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             reason = call.refused
             if reason is None:
                 reason = await self._wait(call)
-            elif limit.reports_soon:
-                self._serve_waiting()
+            else:
+                self._serve_waiting()  # reports it
             if reason is not None:
                 return _refusal(*limit.refusal(call, reason))
             now_ns = time.monotonic_ns()
@@ -93,15 +94,16 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             return handler
 
         async def serve(request: object, context: Any) -> object:
-            left_s = time_left(context)
-            if left_s is not None and left_s * 1e9 < call.method.least_ns:
+            left_s, now_ns = time_left(context), time.monotonic_ns()
+            if left_s is not None:
+                call.deadline_ns = now_ns + round(left_s * 1e9)
                 with self._limit.lock:
-                    self._limit.limiter.refuse_started(
-                        call, time.monotonic_ns(), round(left_s * 1e9)
-                    )
+                    self._limit.limiter.refuse_without_time(call, now_ns)
+            if call.is_gone:
                 self._serve_waiting()  # reports it, too
+                code, details, metadata = self._limit.refusal(call, RefusalReason.DEADLINE)
                 try:
-                    await _abort(context, *self._limit.refusal(call, RefusalReason.DEADLINE))
+                    await abort(context, grpc.StatusCode[code], details, metadata)
                 except grpc.aio.AbortError as error:
                     call.error = error
                     raise
@@ -199,7 +201,7 @@ def _refusal(
 
     async def refuse(_: object, context: Any) -> AsyncIterator[object]:
         try:
-            await _abort(context, code, details, metadata)
+            await abort(context, grpc.StatusCode[code], details, metadata)
         except grpc.aio.AbortError as error:  # gRPC raises it again
             error.__traceback__ = None
         none: tuple[object, ...] = ()
@@ -209,17 +211,3 @@ def _refusal(
     # With a request stream: so gRPC reads no request before.
     handler: grpc.RpcMethodHandler = grpc.stream_stream_rpc_method_handler(refuse)
     return handler
-
-
-async def _abort(
-    context: Any, code: str, details: str, metadata: tuple[tuple[str, str], ...]
-) -> None:
-    """End a call; raises an error, which gRPC keeps in the call.
-
-    Its traceback keeps the call too. Delete it, or only the garbage collector deletes both: 38
-    objects for each refused call.
-    """
-    try:
-        await context.abort(grpc.StatusCode[code], details, metadata)
-    except grpc.aio.InternalError:  # the client has ended the call (grpcio 1.85)
-        raise asyncio.CancelledError from None  # others are logged as errors of a handler

@@ -45,7 +45,7 @@ CANCELED: Final = "cancelled"
 """The `client` of the state of a call that its client has canceled."""
 
 
-class CallFuture(Future[Any]):
+class LimitedFuture(Future[Any]):
     """The future that gRPC gets of a call. gRPC adds one callback, and reads nothing.
 
     A `Future` with its lock and condition would take longer than all that the limit does.
@@ -153,7 +153,7 @@ class ServerExecutor(ThreadPoolExecutor):
             self._limits[limit] = None
             limit.limiter.set_threads(self._max_workers)
         call.start = [(fn, args)]
-        call.future = future = CallFuture()
+        call.future = future = LimitedFuture()
         if self._is_shut_down:
             _refuse(call, RefusalReason.CLOSED)
             return future
@@ -174,7 +174,7 @@ class ServerExecutor(ThreadPoolExecutor):
         return future
 
     def _run(self, call: LimitedCall) -> None:
-        """Run a call, and then those that waited for its end: another thread would start later."""
+        """Run a call, and then waiting calls; to start another thread for them takes longer."""
         following: LimitedCall | None = call
         while following is not None:
             following = self._run_one(following)
@@ -190,7 +190,7 @@ class ServerExecutor(ThreadPoolExecutor):
         if args[2].client == CANCELED:
             call.is_gone = True  # gRPC would run its handler if it has a request stream
         else:
-            with suppress(BaseException):  # what gRPC leaves of a handler's, such as SystemExit
+            with suppress(BaseException):  # gRPC does not catch SystemExit of a handler
                 fn(*args)
         ended_ns = time.monotonic_ns()
         clock = self._clock
@@ -208,7 +208,7 @@ class ServerExecutor(ThreadPoolExecutor):
                 decisions = limit.decide(ended_ns := time.monotonic_ns())
         following = None
         if decisions is not None:
-            # Not if it would wait for other work, or calls of another server for a thread.
+            # Not before many refusals, nor if calls of another server are queued for a thread.
             if decisions.started and len(decisions.refused) <= 1 and self._work_queue.empty():
                 following = decisions.started.pop(0)
             self._carry_out(limit, decisions, ended_ns)
@@ -296,7 +296,7 @@ def _run_or_end(
         with suppress(IndexError):
             start.pop()
             end_unserved_call(*call, "UNAVAILABLE", RefusalReason.CLOSED.details, ())
-        future = CallFuture()
+        future = LimitedFuture()
         future.end()
         return future
 

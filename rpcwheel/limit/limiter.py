@@ -43,9 +43,10 @@ BUSY_LATE_SHARE: Final = 4
 must not all be too old before the next one."""
 
 LATE_NS: Final = 100_000_000
-"""A server is late at least for this long after the last refusal: none also waits after a pause in
-which all calls became too old. If it were not late then, the next ones would wait for the maximum,
-and be refused all at once, which is the next pause."""
+"""A server is late at least for this long after the last refusal. No call may wait because a pause
+of the process, such as a garbage collection, was so long that all were refused. If the server were
+not late then, the next calls would wait for the maximum, and be refused all at once, which is the
+next pause."""
 
 QUICK_NS: Final = 150_000_000
 """A method is quick if the mean of its last durations is less than this."""
@@ -158,7 +159,7 @@ class LimitedCall:
         self.has_waited = False
         """Whether it was not started when it arrived."""
         self.waits_for_method = False
-        """Whether it was not because of its method's own number: fewer handlers ran than may."""
+        """Whether it waits because of its method's own number, and not for the server."""
         self.is_extra = False
         """Whether it runs in addition to the adaptive limit."""
         self.is_gone = False
@@ -186,6 +187,49 @@ UNLIMITED: Final = LimitedCall(
 """A call that is never limited, such as a health check."""
 
 
+class CallQueue:
+    """The calls of a server that wait, and how many of which kind."""
+
+    __slots__ = ("for_method", "levels", "quick", "streams", "total")
+
+    def __init__(self) -> None:
+        self.levels: dict[Criticality, deque[LimitedCall]] = {
+            criticality: deque() for criticality in sorted(Criticality, reverse=True)
+        }
+        """Those of each criticality in the order of their arrival; the most critical first."""
+        self.total = 0
+        self.streams = 0
+        self.quick = 0
+        """How many may be quick: of a method that is not known to be slow."""
+        self.for_method = 0
+        """How many have `waits_for_method`."""
+
+    def append(self, call: LimitedCall) -> None:
+        """Add a call that has arrived."""
+        self.levels[call.criticality].append(call)
+        self._count(call, 1)
+
+    def count_removed(self, call: LimitedCall) -> None:
+        """Count a call that was removed from `levels`."""
+        self._count(call, -1)
+
+    def has_more_critical(self, criticality: Criticality) -> bool:
+        """Whether a call waits that is more critical."""
+        return any(calls for level, calls in self.levels.items() if level > criticality)
+
+    def has_less_critical(self, criticality: Criticality) -> bool:
+        """Whether a call waits that is less critical."""
+        return any(calls for level, calls in self.levels.items() if level < criticality)
+
+    def _count(self, call: LimitedCall, number: int) -> None:
+        method = call.method
+        method.waiting += number
+        self.total += number
+        self.streams += number * method.is_stream
+        self.quick += number * (not method.is_slow)
+        self.for_method += number * call.waits_for_method
+
+
 class Limiter:
     """The calls of one server."""
 
@@ -195,14 +239,11 @@ class Limiter:
         "_late_at_ns",
         "_max_streams",
         "_max_wait_ns",
+        "_queue",
         "_quick",
         "_quick_usual_ns",
         "_refuse",
         "_usual_ns",
-        "_waiting",
-        "_waiting_for_method",
-        "_waiting_quick",
-        "_waiting_streams",
         "_work_at_ns",
         "_work_ns",
         "extra",
@@ -211,7 +252,6 @@ class Limiter:
         "running",
         "streams",
         "threads",
-        "waiting",
     )
 
     def __init__(
@@ -243,20 +283,11 @@ class Limiter:
         self._usual_ns = self._quick_usual_ns = 0
         """The moving averages of the durations of handlers, and of those of quick methods, without
         streams."""
-        self._waiting: dict[Criticality, deque[LimitedCall]] = {
-            criticality: deque() for criticality in sorted(Criticality, reverse=True)
-        }
-        self._waiting_streams = 0
-        self._waiting_quick = 0
-        """How many waiting calls may be quick."""
-        self._waiting_for_method = 0
-        """How many calls wait for the number of their method."""
+        self._queue = CallQueue()
         self._late = 0
-        """The highest criticality of which a call was refused because it had waited for the server
-        for too long, since none of it waited for that; 0 for none. Those that waited for the number
-        of their method say nothing about the others."""
+        """The server is late for calls of this criticality and below; 0 if it is not late."""
         self._late_at_ns = 0
-        """When the last call of this criticality was refused."""
+        """When the last call of this criticality was refused because the server is late."""
         self.threads = math.inf
         """How many calls can run at the same time at all."""
         self._work_ns = self._work_at_ns = 0
@@ -269,8 +300,12 @@ class Limiter:
         """How many handlers run in addition to an adaptive limit: quick calls do not wait for slow
         handlers, such as long polls."""
         self.streams = 0
-        self.waiting = 0
         self.refused: dict[tuple[Criticality, RefusalReason], int] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait."""
+        return self._queue.total
 
     def set_minimum(self, minimum: int) -> None:
         """Set the lowest value of an adaptive limit."""
@@ -307,8 +342,8 @@ class Limiter:
         if method.is_stream and self.streams >= self._max_streams:
             self._count_refused(call, RefusalReason.STREAMS)
             return False
-        if not self.waiting:
-            self._may_be_in_time(now_ns)
+        if not self._queue.total:
+            self._end_lateness(now_ns)
         call.waits_for_method = method.running >= method.maximum and (
             method.is_stream or self.running < self.limit or method.maximum < self.limit
         )
@@ -318,12 +353,7 @@ class Limiter:
                 self._count_late(call, RefusalReason.FULL, now_ns)
                 return False
         call.has_waited = True
-        self.waiting += 1
-        self._waiting_for_method += call.waits_for_method
-        self._waiting_streams += method.is_stream
-        self._waiting_quick += not method.is_slow
-        method.waiting += 1
-        self._waiting[call.criticality].append(call)
+        self._queue.append(call)
         self.refuse_late(now_ns)
         return False
 
@@ -362,7 +392,7 @@ class Limiter:
         was_quick, was_slow = method.is_quick, method.is_slow
         method.took(took_ns)
         self._quick += (method.is_quick - was_quick) * method.running
-        self._waiting_quick += (was_slow - method.is_slow) * method.waiting
+        self._queue.quick += (was_slow - method.is_slow) * method.waiting
         self._usual_ns += (took_ns - self._usual_ns) >> 4 if self._usual_ns else took_ns
         if method.is_quick:
             usual_ns = self._quick_usual_ns
@@ -381,54 +411,57 @@ class Limiter:
 
     def take(self, now_ns: int) -> LimitedCall | None:
         """Return a waiting call to start now; None if none may start. Call it until then."""
-        if not self.waiting:
+        if not self._queue.total:
             return None
         self.refuse_late(now_ns)
         if self.running + self.extra + self.streams >= self.threads:
             return None
-        may_run = self.running < self.limit or (self._waiting_quick and self._has_extra_room())
-        if not may_run and not self._waiting_streams:
+        may_run = self.running < self.limit or (self._queue.quick and self._has_extra_room())
+        if not may_run and not self._queue.streams:
             return None
         ahead = 0
-        for criticality, calls in self._waiting.items():
+        for criticality, calls in self._queue.levels.items():
             ahead += len(calls)
-            newest_first = criticality <= self._late and self.limit < ahead == self.waiting
+            newest_first = criticality <= self._late and self.limit < ahead == self._queue.total
             position = len(calls) - 1 if newest_first else 0
             while 0 <= position < len(calls):
                 call = calls[position]
                 if not call.is_gone:
-                    self._refuse_without_time(call, now_ns)
+                    self.refuse_without_time(call, now_ns)
                 runs = not call.is_gone and self._starts(call, now_ns)
                 if runs or call.is_gone:
                     del calls[position]
-                    self._leaves(call)
+                    self._queue.count_removed(call)
                 if runs:
                     return call
                 position += -1 if newest_first else not call.is_gone
         if self.running < self.limit:
-            self._may_be_in_time(now_ns)
+            self._end_lateness(now_ns)
         return None
 
     def refuse_late(self, now_ns: int) -> None:
         """Refuse the calls that have waited too long."""
         ahead, longest_ns, late_ns = 0, self._max_wait(), self._late_wait()
-        for criticality, calls in self._waiting.items():
+        for criticality, calls in self._queue.levels.items():
             ahead += len(calls)  # with those that are more critical
             while calls:
                 call = calls[0]
                 if not call.is_gone:
                     # Others are less critical, and refused before it.
-                    is_last = ahead == self.waiting
+                    is_last = ahead == self._queue.total
                     is_late = is_last and criticality <= self._late and ahead > self.limit
                     if now_ns - call.arrived_ns <= (late_ns if is_late else longest_ns):
                         break
                     self._count_late(call, RefusalReason.WAITED, now_ns)
                 calls.popleft()
-                self._leaves(call)
+                self._queue.count_removed(call)
                 ahead -= 1
 
-    def _refuse_without_time(self, call: LimitedCall, now_ns: int) -> None:
-        """Refuse a call if less time is left than its method takes."""
+    def refuse_without_time(self, call: LimitedCall, now_ns: int) -> None:
+        """Refuse a call if less time is left until its deadline than its method takes.
+
+        In `grpc.aio`, the deadline is known only when the handler is started.
+        """
         latest_ns = call.deadline_ns - call.method.least_ns
         if latest_ns > now_ns:
             return
@@ -438,32 +471,20 @@ class Limiter:
             self._count_refused(call, RefusalReason.DEADLINE)
         call.is_gone = True
 
-    def refuse_started(self, call: LimitedCall, now_ns: int, left_ns: int) -> None:
-        """Note that too little time was left for a call when it was started: its caller refuses it.
-
-        The limiter of `grpc.aio` does not know deadlines.
-        """
-        call.is_gone = True
-        had_ns = left_ns + now_ns - call.arrived_ns
-        if call.has_waited and had_ns > call.method.least_ns:
-            self._count_late(call, RefusalReason.DEADLINE, now_ns)
-        else:
-            self._count_refused(call, RefusalReason.DEADLINE)
-
     def refuse_all(self) -> None:
         """Refuse all waiting calls: the server is being stopped."""
-        for calls in self._waiting.values():
-            for call in calls:
-                call.method.waiting = 0
+        for calls in self._queue.levels.values():
+            while calls:
+                call = calls.popleft()
+                self._queue.count_removed(call)
                 if not call.is_gone:
                     self._count_refused(call, RefusalReason.CLOSED)
-            calls.clear()
-        self.waiting = self._waiting_streams = self._waiting_quick = self._waiting_for_method = 0
 
     def expiry_ns(self) -> int | None:
         """Return when to call `refuse_late` although no call arrives or ends; None for never."""
         arrived_ns = min(
-            (calls[0].arrived_ns for calls in self._waiting.values() if calls), default=None
+            (calls[0].arrived_ns for calls in self._queue.levels.values() if calls),
+            default=None,
         )
         return None if arrived_ns is None else arrived_ns + self._max_wait()
 
@@ -533,38 +554,33 @@ class Limiter:
     def _is_full(self, call: LimitedCall) -> bool:
         """Whether as many calls wait as can be started before they have waited for too long.
 
-        To refuse a call that has just arrived takes half as long as one that has waited. One that
-        is more critical than others waits: they are refused before it.
+        Then a call that waited would be refused later, which takes more time than to refuse it on
+        arrival. A call that is more critical than others waits: the others are refused before it.
         """
-        waiting, usual_ns = self.waiting - self._waiting_for_method, self._usual_ns
+        queue = self._queue
+        waiting, usual_ns = queue.total - queue.for_method, self._usual_ns
         if self._adaptive is not None and not call.method.is_slow:  # it does not wait for slow ones
-            waiting, usual_ns = min(waiting, self._waiting_quick), self._quick_usual_ns
+            waiting, usual_ns = min(waiting, queue.quick), self._quick_usual_ns
         if call.waits_for_method or not usual_ns:
             return False
         can_run = min(self.limit, max(1, self.threads - self.streams))
         if waiting < can_run * (1 + self._late_wait() / usual_ns):
             return False
-        levels = self._waiting.items()
-        return not any(calls for level, calls in levels if level < call.criticality)
+        return not queue.has_less_critical(call.criticality)
 
-    def _may_be_in_time(self, now_ns: int) -> None:
-        """End being late, as no call waits for the server, unless that may be chance."""
+    def _end_lateness(self, now_ns: int) -> None:
+        """Stop being late, because no call waits for the server; not within `LATE_NS`."""
         if now_ns - self._late_at_ns >= LATE_NS:
             self._late = 0
 
-    def _leaves(self, call: LimitedCall) -> None:
-        self.waiting -= 1
-        self._waiting_for_method -= call.waits_for_method
-        self._waiting_streams -= call.method.is_stream
-        self._waiting_quick -= not call.method.is_slow
-        call.method.waiting -= 1
-
     def _count_late(self, call: LimitedCall, reason: RefusalReason, now_ns: int) -> None:
-        """Refuse a call because it has waited, or would wait, for too long."""
+        """Refuse a call because it has waited, or would wait, for too long: the server is late.
+
+        Not if the call waited for the number of its own method, which says nothing about others.
+        """
         level = call.criticality
         is_newer = level >= self._late or (
-            now_ns - self._late_at_ns >= LATE_NS
-            and not any(calls for each, calls in self._waiting.items() if each > level)
+            now_ns - self._late_at_ns >= LATE_NS and not self._queue.has_more_critical(level)
         )
         if is_newer and not call.waits_for_method:
             self._late, self._late_at_ns = level, now_ns

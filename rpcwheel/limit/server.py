@@ -72,9 +72,6 @@ QUIET_S: Final = 0.001
 """gRPC has accepted all calls if none arrives in this time, in which it needs to wait for nothing:
 to accept one and to refuse it takes up to 0.5 ms."""
 
-MAX_UNREPORTED: Final = 100
-"""How many refused calls are reported together."""
-
 NO_NONCE: Final = ""
 
 NO_OVERLOAD: Final = (RefusalReason.RATE, RefusalReason.CLOSED)
@@ -143,12 +140,12 @@ class ServerLimit:
             limit_of: Returns the policy of a method: `policy`, or its own; None for no limit.
             timer: Any rpcwheel timer; None for `shared_timer()`.
         """
-        self._policy = LimitPolicy() if policy is None else policy
+        settings = LimitPolicy() if policy is None else policy
         self._server_policy = policy
-        self._pushback_ns = to_ns(self._policy.pushback)
+        self._pushback_ns = to_ns(settings.pushback)
         self._buckets = _buckets(policy)
-        self.name = self._policy.name
-        self._highest = self._policy.max_criticality or Criticality.CRITICAL_PLUS
+        self.name = settings.name
+        self._highest = settings.max_criticality or Criticality.CRITICAL_PLUS
         self._default = min(DEFAULT_CRITICALITY, self._highest)
         self._limit_of = limit_of
         self._timer = checked_timer(timer)
@@ -162,9 +159,7 @@ class ServerLimit:
         """The processor time that handlers have used, if they have threads."""
         self._expires = False
         self._refused: list[tuple[LimitedCall, RefusalReason]] = []
-        """Those that `decide` returns next."""
-        self._has_waited = False
-        """Whether one of them has waited: somebody waits for the decision."""
+        """The calls that were refused since the last `decide`, which returns them."""
         self.overload: Overload | None = None
         """None if the server has not refused a call for 5 s."""
         self._lacks_executor = False
@@ -259,7 +254,7 @@ class ServerLimit:
             limiter.refuse_late(now_ns)
         while starts and (call := limiter.take(now_ns)) is not None:
             started.append(call)
-        refused, self._refused, self._has_waited = self._refused, [], False
+        refused, self._refused = self._refused, []
         expires_ns = None if self._expires else limiter.expiry_ns()
         self._expires = self._expires or expires_ns is not None
         return Decisions(started, refused, expires_ns)
@@ -272,7 +267,6 @@ class ServerLimit:
 
     def _note_refused(self, call: LimitedCall, reason: RefusalReason) -> None:
         self._refused.append((call, reason))
-        self._has_waited = self._has_waited or call.has_waited
 
     def refusal(
         self, call: LimitedCall, reason: RefusalReason
@@ -292,15 +286,6 @@ class ServerLimit:
             reason.details,
             ((PUSHBACK_KEY, str(pushback_ns // 1_000_000)), (REFUSED_KEY, call.nonce)),
         )
-
-    @property
-    def reports_soon(self) -> bool:
-        """Whether a call that was refused on arrival is to be reported now: `decide` returns it.
-
-        Otherwise it is returned with others when a call ends, or when one has waited too long.
-        """
-        is_known = self.limiter.waiting and self.overload is not None
-        return not is_known or self._has_waited or len(self._refused) >= MAX_UNREPORTED
 
     def report_refused(self, refused: list[tuple[LimitedCall, RefusalReason]], now_ns: int) -> None:
         """Report that calls were refused. Without the lock."""
@@ -332,8 +317,6 @@ class ServerLimit:
         The timer must not keep the limit of a server that has ended alive.
         """
         with self.lock:
-            if any(reason not in NO_OVERLOAD for _, reason in self._refused):
-                overload.last_refused_ns = time.monotonic_ns()
             left_ns = overload.last_refused_ns + OVERLOAD_NS - time.monotonic_ns()
             if left_ns <= 0:
                 self.overload = None

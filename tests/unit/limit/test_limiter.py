@@ -508,13 +508,15 @@ def test_a_call_that_had_too_little_time_when_it_arrived_does_not_make_the_serve
 def test_a_call_refused_when_it_starts_makes_the_server_late_if_it_had_enough_time(
     left_ms, refused
 ):
+    """In `grpc.aio` its deadline is not known before."""
     server = Server(max_concurrent=2, max_wait=1.0)
     server.end(server.running("a call that takes"), after_ms=100)
     first = server.running("first")
     server.running("second")
     (call,) = server.waiting("started")
     assert server.end(first, after_ms=100) == ["started"]
-    server.limiter.refuse_started(call, server.now_ms * MS, left_ms * MS)
+    call.deadline_ns = (server.now_ms + left_ms) * MS
+    server.limiter.refuse_without_time(call, server.now_ms * MS)
     assert server.refused.pop() == ("started", RefusalReason.DEADLINE)
     assert refused_at_once(server) == refused
 

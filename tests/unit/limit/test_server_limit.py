@@ -76,15 +76,3 @@ def test_the_timer_does_not_keep_the_limit_of_a_server_that_has_ended(events):
     gc.collect()
     assert reference() is None
     timer.advance(5.0)
-
-
-def test_an_overload_goes_on_while_calls_are_refused_that_are_not_reported_yet():
-    policy, timer = LimitPolicy(max_streams=1), ManualTimer()
-    limit = ServerLimit(policy, lambda _: policy, timer=timer)
-    limit.report_refused([(UNLIMITED, RefusalReason.WAITED)], BEGAN)
-    handler = grpc.unary_stream_rpc_method_handler(lambda request, _: [request])
-    details = SimpleNamespace(method="/shop.Orders/Watch", invocation_metadata=())
-    calls = [limit.call(details, handler) for _ in range(2)]
-    assert [limit.limiter.arrive(call, BEGAN) for call in calls] == [True, False]
-    timer.advance(5.0)
-    assert limit.status().problem == "overloaded: it has refused 1 call"
