@@ -110,7 +110,8 @@ class LimitPolicy(Policy):
 
     pushback: Seconds = 1.0
     """How many seconds a refused client is asked to wait before it tries again
-    (`grpc-retry-pushback-ms`, gRFC A6); half to one and a half of it, at random."""
+    (`grpc-retry-pushback-ms`, gRFC A6); half to one and a half of it, at random, and at least 1 ms.
+    """
 
     max_criticality: (
         Annotated[Criticality, BeforeValidator(_criticality), WithJsonSchema(CRITICALITY_SCHEMA)]

@@ -281,11 +281,9 @@ class ServerLimit:
         if counts is not None:
             counts.end(counts.begin(), code)
         pushback_ns = call.token_wait_ns + int(self._pushback_ns * random.uniform(0.5, 1.5))
-        return (
-            code,
-            reason.details,
-            ((PUSHBACK_KEY, str(pushback_ns // 1_000_000)), (REFUSED_KEY, call.nonce)),
-        )
+        pushback_ms = max(1, pushback_ns // 1_000_000)  # gRPC's own retries hang if it is 0
+        trailing = (PUSHBACK_KEY, str(pushback_ms)), (REFUSED_KEY, call.nonce)
+        return code, reason.details, trailing
 
     def report_refused(self, refused: list[tuple[LimitedCall, RefusalReason]], now_ns: int) -> None:
         """Report that calls were refused. Without the lock."""

@@ -117,9 +117,10 @@ NATIVE_RETRIES = """{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempt
     "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}"""
 
 
-def test_a_refusal_has_no_response_and_the_retries_of_grpc_follow_its_pushback(limited):
+@pytest.mark.parametrize("pushback", [0.0001, 0.02])
+def test_a_refusal_has_no_response_and_the_retries_of_grpc_follow_its_pushback(limited, pushback):
     """gRPC does not retry a call of which anything but the status has arrived (gRFC A6)."""
-    server = limited(limit=LimitPolicy(max_concurrent=1, max_wait=0.001, pushback=0.02))
+    server = limited(limit=LimitPolicy(max_concurrent=1, max_wait=0.001, pushback=pushback))
     server.held(b"hold")
     options = [("grpc.service_config", NATIVE_RETRIES)]
     with grpc.insecure_channel(server.target, options) as channel:

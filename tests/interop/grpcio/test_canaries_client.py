@@ -163,6 +163,34 @@ def test_the_attempts_header_may_be_sent_by_an_application(shop, shop_channel):
     assert "grpc-previous-rpc-attempts" not in shop.calls[1].metadata
 
 
+RETRIES = """{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 2,
+    "initialBackoff": "9s", "maxBackoff": "9s", "backoffMultiplier": 1,
+    "retryableStatusCodes": ["UNAVAILABLE"]}}]}"""
+
+
+@since(1, 72, reason="a pushback of 0 is followed")
+@pytest.mark.parametrize(
+    ("pushback_ms", "timeout", "attempts"), [("1", WAIT_S, 2), ("0", 0.5, 1)], ids=["1", "0"]
+)
+def test_the_retries_of_grpc_hang_at_a_pushback_of_0(pushback_ms, timeout, attempts):
+    """`ServerLimit.refusal` in limit/server.py sends at least 1."""
+    seen = []
+
+    def refuse(_, context):
+        seen.append(1)
+        context.set_trailing_metadata([("grpc-retry-pushback-ms", pushback_ms)])
+        context.abort(grpc.StatusCode.UNAVAILABLE, "")
+
+    options = [("grpc.service_config", RETRIES)]
+    with (
+        serving(grpc.unary_unary_rpc_method_handler(refuse)) as target,
+        grpc.insecure_channel(target, options) as channel,
+        pytest.raises(grpc.RpcError),
+    ):
+        channel.unary_unary(METHOD)(b"", timeout=timeout)
+    assert len(seen) == attempts
+
+
 def test_a_timeout_of_the_service_config_is_not_sent_to_the_server(shop):
     """`DeadlinePolicy.timeout` sets the timeout of each call instead of that option.
 
