@@ -124,6 +124,7 @@ class AdaptiveLimit:
         "_trial",
         "_waited",
         "_windows",
+        "is_beyond_lock",
         "is_busy",
         "limit",
         "maximum",
@@ -139,6 +140,8 @@ class AdaptiveLimit:
         """The highest limit, such as the number of threads."""
         self.is_busy = False
         """Whether handlers used most of the interpreter's time in the last window."""
+        self.is_beyond_lock = False
+        """Whether they used more than there is, and so computed without its lock."""
         self._windows: deque[Window] = deque()
         self._trial = Trial.NORMAL
         self._before = 0  # the limit before `FEWER`, if few calls waited; else 0
@@ -204,7 +207,9 @@ class AdaptiveLimit:
             return
         worked_ns = work_ns - began_work_ns
         running = worked_ns / elapsed_ns
-        self.is_busy = BUSY < (cpu_ns - began_cpu_ns) / elapsed_ns < BEYOND_LOCK
+        used = (cpu_ns - began_cpu_ns) / elapsed_ns
+        self.is_busy = BUSY < used < BEYOND_LOCK
+        self.is_beyond_lock = used >= BEYOND_LOCK
         is_saturated = self._waited >= SATURATED * count and running >= SATURATED * self.limit
         duration_ns = max(1.0, mean_ns + math.sqrt(max(0.0, variance) / count))
         if not is_saturated:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,13 +22,13 @@ import grpc
 from rpcwheel._grpc.aio_serving import abort
 from rpcwheel._grpc.handlers import behavior_of, time_left, with_behavior
 
-from .limiter import CALL, UNLIMITED, RefusalReason
+from .limiter import CALL, UNLIMITED
 from .server import CPU_EVERY_NS, MAX_PAUSE_NS, QUIET_S, ServerLimit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from .limiter import LimitedCall
+    from .limiter import LimitedCall, LimitedMethod, RefusalReason
 
     Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]]
 
@@ -71,9 +72,12 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             if reason is not None:
                 return _refusal(*limit.refusal(call, reason))
             now_ns = time.monotonic_ns()
-        # A call that did not wait here may have waited in gRPC, if the loop was late.
-        if call.has_waited or limit.overload is not None:
-            handler = self._checked(call, handler)
+        if not call.method.is_stream:
+            if _is_blocking(call.method, handler):
+                handler = self._on_thread(call, handler, now_ns)
+            # A call that did not wait here may have waited in gRPC, if the loop was late.
+            elif call.has_waited or limit.overload is not None:
+                handler = self._checked(call, handler)
         task: Any = asyncio.current_task()
         task.add_done_callback(partial(self._ended, call, now_ns))
         return handler
@@ -90,7 +94,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         `grpc.aio` shows the deadline only to the handler.
         """
         behavior = behavior_of(handler)
-        if behavior is None or not inspect.iscoroutinefunction(behavior):
+        if behavior is None:
             return handler
 
         async def serve(request: object, context: Any) -> object:
@@ -99,9 +103,10 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
                 call.deadline_ns = now_ns + round(left_s * 1e9)
                 with self._limit.lock:
                     self._limit.limiter.refuse_without_time(call, now_ns)
-            if call.is_gone:
+            reason = call.refused
+            if reason is not None:
                 self._serve_waiting()  # reports it, too
-                code, details, metadata = self._limit.refusal(call, RefusalReason.DEADLINE)
+                code, details, metadata = self._limit.refusal(call, reason)
                 try:
                     await abort(context, grpc.StatusCode[code], details, metadata)
                 except grpc.aio.AbortError as error:
@@ -110,6 +115,39 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             return await behavior(request, context)
 
         return with_behavior(handler, serve)
+
+    def _on_thread(
+        self, call: LimitedCall, handler: grpc.RpcMethodHandler, started_ns: int
+    ) -> grpc.RpcMethodHandler:
+        """Return a blocking handler that counts as running until its function has returned.
+
+        `grpc.aio` runs it on a thread, and does not wait for it if the call ends before.
+        """
+        loop = asyncio.get_running_loop()
+        behavior: Any = behavior_of(handler)
+
+        def serve(request: object, context: Any) -> object:
+            with self._limit.lock:
+                call.runs_on_thread = not call.has_ended
+            if not call.runs_on_thread:
+                return None
+            try:
+                return behavior(request, context)
+            finally:
+                if self._returned(call, started_ns):
+                    with suppress(RuntimeError):  # the loop is closed
+                        loop.call_soon_threadsafe(self._serve_waiting)
+
+        return with_behavior(handler, serve)
+
+    def _returned(self, call: LimitedCall, started_ns: int) -> bool:
+        """Note that a function on a thread has returned; whether its call had ended before."""
+        with self._limit.lock:
+            call.runs_on_thread = False
+            if call.has_ended:
+                now_ns = time.monotonic_ns()
+                self._limit.limiter.ended(call, started_ns, now_ns, self._cpu_ns, is_answered=False)
+            return call.has_ended
 
     async def _wait(self, call: LimitedCall) -> RefusalReason | None:
         """Wait until a call may run (None), or is refused."""
@@ -130,6 +168,9 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         if error is not None:
             error.__traceback__ = None
         with limit.lock:
+            call.has_ended = True
+            if call.runs_on_thread:
+                return
             limit.limiter.ended(
                 call,
                 started_ns,
@@ -189,6 +230,14 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
     def _accept_more(self, began_ns: int) -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(QUIET_S, self._accept, began_ns, self._limit.arrivals)
+
+
+def _is_blocking(method: LimitedMethod, handler: grpc.RpcMethodHandler) -> bool:
+    """Whether `grpc.aio` runs the handler of a call with one request and response on a thread."""
+    if handler is not method.handler:
+        behavior, method.handler = behavior_of(handler), handler
+        method.is_blocking = behavior is not None and not inspect.iscoroutinefunction(behavior)
+    return method.is_blocking
 
 
 def _refusal(

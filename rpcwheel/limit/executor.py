@@ -154,13 +154,13 @@ class ServerExecutor(ThreadPoolExecutor):
             limit.limiter.set_threads(self._max_workers)
         call.start = [(fn, args)]
         call.future = future = LimitedFuture()
-        if self._is_shut_down:
-            _refuse(call, RefusalReason.CLOSED)
-            return future
         now_ns, decisions = time.monotonic_ns(), None
         with limit.lock:
             limit.arrivals += 1
-            if not limit.limiter.arrive(call, now_ns):
+            if self._is_shut_down:
+                limit.limiter.refuse_closed(call)
+                decisions = limit.decide(now_ns, starts=False)
+            elif not limit.limiter.arrive(call, now_ns):
                 call.deadline_ns = _deadline_ns(args, now_ns)
                 decisions = limit.decide(now_ns, starts=False)
         if decisions is None:
@@ -223,6 +223,7 @@ class ServerExecutor(ThreadPoolExecutor):
             if is_refused:
                 call.is_gone = True
                 limit.limiter.ended(call, now_ns, now_ns, 0)
+                limit.limiter.refuse_closed(call)
             limit.limiter.refuse_all()
             decisions: Decisions = limit.decide(now_ns, starts=False)
         return decisions

@@ -54,6 +54,11 @@ QUICK_NS: Final = 150_000_000
 MAX_TOOK_NS: Final = 4 * QUICK_NS
 """A longer duration counts as this: a method that was slow once is soon quick again."""
 
+MEASURE_AGAIN_NS: Final = 1_000_000_000
+"""How long no handler of a method has ended before one runs although less time is left than they
+took, or four times their shortest duration if that is longer. Else a method whose handlers were
+once slower than the timeouts of its callers would be refused for ever."""
+
 
 class RefusalReason(enum.Enum):
     """Why a call was refused. The value is the name in metrics, the details are for the client."""
@@ -61,6 +66,7 @@ class RefusalReason(enum.Enum):
     WAITED = "waited", "it waited too long for other calls"
     FULL = "full", "as many calls wait as can be started soon"
     DEADLINE = "deadline", "less time was left than its method takes"
+    SHORT = "short_deadline", "less time was left on its arrival than its method takes"
     STREAMS = "streams", "too many streams are open"
     RATE = "rate", "too many calls have arrived per second"
     CLOSED = "closed", "the server is being stopped"
@@ -76,11 +82,14 @@ class LimitedMethod:
     __slots__ = (
         "buckets",
         "counts",
+        "handler",
+        "is_blocking",
         "is_quick",
         "is_slow",
         "is_stream",
         "least_ns",
         "maximum",
+        "measured_ns",
         "running",
         "usual_ns",
         "waiting",
@@ -101,6 +110,10 @@ class LimitedMethod:
         """Each call takes a token of each of these: that of the server and its own, if any."""
         self.counts = counts
         """Where calls are counted that are refused; None if metrics are off."""
+        self.handler: object = None
+        """The handler of its last call, in `grpc.aio`."""
+        self.is_blocking = False
+        """Whether `handler` runs on a thread."""
         self.running = 0
         self.waiting = 0
         self.is_quick = False
@@ -109,6 +122,8 @@ class LimitedMethod:
         """Whether they take longer, or it is a stream. If no handler has ended, neither is true."""
         self.least_ns = 0
         """About the shortest of the last durations."""
+        self.measured_ns = 0
+        """When it was measured last, or a handler was started to measure it again."""
         self.usual_ns = 0
         """The moving average of the durations, each up to `MAX_TOOK_NS`."""
 
@@ -133,6 +148,7 @@ class LimitedCall:
         "deadline_ns",
         "error",
         "future",
+        "has_ended",
         "has_waited",
         "is_extra",
         "is_gone",
@@ -140,6 +156,7 @@ class LimitedCall:
         "method",
         "nonce",
         "refused",
+        "runs_on_thread",
         "start",
         "token_wait_ns",
         "waits_for_method",
@@ -174,6 +191,10 @@ class LimitedCall:
         """The future of a call that waits."""
         self.error: BaseException | None = None
         """The error with which its handler was ended, until it has."""
+        self.runs_on_thread = False
+        """Whether its handler runs on a thread, in `grpc.aio`. It may go on after the call."""
+        self.has_ended = False
+        """Whether the task that serves it has ended, in `grpc.aio`."""
         self.token_wait_ns = 0
         """Of a call above the rate: how long after its arrival there is a token again."""
 
@@ -209,9 +230,12 @@ class CallQueue:
         self.levels[call.criticality].append(call)
         self._count(call, 1)
 
-    def count_removed(self, call: LimitedCall) -> None:
-        """Count a call that was removed from `levels`."""
+    def pop(self, calls: deque[LimitedCall], position: int = 0) -> LimitedCall:
+        """Remove a call from one of the `levels`."""
+        call = calls[position]
+        del calls[position]
         self._count(call, -1)
+        return call
 
     def has_more_critical(self, criticality: Criticality) -> bool:
         """Whether a call waits that is more critical."""
@@ -307,6 +331,11 @@ class Limiter:
         """How many calls wait."""
         return self._queue.total
 
+    @property
+    def is_beyond_lock(self) -> bool:
+        """Whether handlers compute without the interpreter's lock, as far as is known."""
+        return self._adaptive is not None and self._adaptive.is_beyond_lock
+
     def set_minimum(self, minimum: int) -> None:
         """Set the lowest value of an adaptive limit."""
         if self._adaptive is not None:
@@ -321,7 +350,7 @@ class Limiter:
             self.limit = adaptive.limit = min(adaptive.limit, adaptive.maximum)
 
     def arrive(self, call: LimitedCall, now_ns: int, *, must_wait: bool = False) -> bool:
-        """Decide about a call that has arrived.
+        """Decide about a call that has arrived. If it does not start, go on with `take`.
 
         Args:
             call: The call.
@@ -347,14 +376,13 @@ class Limiter:
         call.waits_for_method = method.running >= method.maximum and (
             method.is_stream or self.running < self.limit or method.maximum < self.limit
         )
-        if call.criticality <= self._late:
+        if call.waits_for_method or call.criticality <= self._late:
             self.refuse_late(now_ns)
             if self._is_full(call):
                 self._count_late(call, RefusalReason.FULL, now_ns)
                 return False
         call.has_waited = True
         self._queue.append(call)
-        self.refuse_late(now_ns)
         return False
 
     def ended(
@@ -391,6 +419,7 @@ class Limiter:
             return  # its handler has not run, or its client did not want to wait
         was_quick, was_slow = method.is_quick, method.is_slow
         method.took(took_ns)
+        method.measured_ns = now_ns
         self._quick += (method.is_quick - was_quick) * method.running
         self._queue.quick += (was_slow - method.is_slow) * method.waiting
         self._usual_ns += (took_ns - self._usual_ns) >> 4 if self._usual_ns else took_ns
@@ -423,20 +452,29 @@ class Limiter:
         for criticality, calls in self._queue.levels.items():
             ahead += len(calls)
             newest_first = criticality <= self._late and self.limit < ahead == self._queue.total
-            position = len(calls) - 1 if newest_first else 0
-            while 0 <= position < len(calls):
-                call = calls[position]
-                if not call.is_gone:
-                    self.refuse_without_time(call, now_ns)
-                runs = not call.is_gone and self._starts(call, now_ns)
-                if runs or call.is_gone:
-                    del calls[position]
-                    self._queue.count_removed(call)
-                if runs:
-                    return call
-                position += -1 if newest_first else not call.is_gone
+            call = self._take_from(calls, now_ns, newest_first=newest_first)
+            if call is not None:
+                return call
         if self.running < self.limit:
             self._end_lateness(now_ns)
+        return None
+
+    def _take_from(
+        self, calls: deque[LimitedCall], now_ns: int, *, newest_first: bool
+    ) -> LimitedCall | None:
+        """Return the first call that may run, of one criticality; drop those that have gone."""
+        position, step = (len(calls) - 1, -1) if newest_first else (0, 1)
+        while 0 <= position < len(calls):
+            call = calls[position]
+            if not call.is_gone and call.method.running < call.method.maximum:
+                is_refused = self.refuse_without_time(call, now_ns)
+                if not is_refused and self._starts(call, now_ns):
+                    return self._queue.pop(calls, position)
+            if call.is_gone:
+                self._queue.pop(calls, position)
+                position += min(step, 0)
+            else:
+                position += step
         return None
 
     def refuse_late(self, now_ns: int) -> None:
@@ -453,32 +491,43 @@ class Limiter:
                     if now_ns - call.arrived_ns <= (late_ns if is_late else longest_ns):
                         break
                     self._count_late(call, RefusalReason.WAITED, now_ns)
-                calls.popleft()
-                self._queue.count_removed(call)
+                self._queue.pop(calls)
                 ahead -= 1
 
-    def refuse_without_time(self, call: LimitedCall, now_ns: int) -> None:
+    def refuse_without_time(self, call: LimitedCall, now_ns: int) -> bool:
         """Refuse a call if less time is left until its deadline than its method takes.
 
         In `grpc.aio`, the deadline is known only when the handler is started.
+
+        Returns:
+            Whether it was refused.
         """
-        latest_ns = call.deadline_ns - call.method.least_ns
+        method = call.method
+        latest_ns = call.deadline_ns - method.least_ns
         if latest_ns > now_ns:
-            return
+            return False
+        again_ns = method.measured_ns + max(MEASURE_AGAIN_NS, 4 * method.least_ns)
+        if again_ns <= now_ns < call.deadline_ns:
+            method.measured_ns = now_ns
+            return False
         if latest_ns > call.arrived_ns:
             self._count_late(call, RefusalReason.DEADLINE, now_ns)
-        else:  # it had too little time when it arrived, which is not the server's fault
-            self._count_refused(call, RefusalReason.DEADLINE)
+        else:  # which is not the server's fault
+            self._count_refused(call, RefusalReason.SHORT)
         call.is_gone = True
+        return True
 
     def refuse_all(self) -> None:
         """Refuse all waiting calls: the server is being stopped."""
         for calls in self._queue.levels.values():
             while calls:
-                call = calls.popleft()
-                self._queue.count_removed(call)
+                call = self._queue.pop(calls)
                 if not call.is_gone:
-                    self._count_refused(call, RefusalReason.CLOSED)
+                    self.refuse_closed(call)
+
+    def refuse_closed(self, call: LimitedCall) -> None:
+        """Refuse a call that arrives while the server is being stopped."""
+        self._count_refused(call, RefusalReason.CLOSED)
 
     def expiry_ns(self) -> int | None:
         """Return when to call `refuse_late` although no call arrives or ends; None for never."""
@@ -557,14 +606,17 @@ class Limiter:
         Then a call that waited would be refused later, which takes more time than to refuse it on
         arrival. A call that is more critical than others waits: the others are refused before it.
         """
-        queue = self._queue
-        waiting, usual_ns = queue.total - queue.for_method, self._usual_ns
-        if self._adaptive is not None and not call.method.is_slow:  # it does not wait for slow ones
-            waiting, usual_ns = min(waiting, queue.quick), self._quick_usual_ns
-        if call.waits_for_method or not usual_ns:
-            return False
-        can_run = min(self.limit, max(1, self.threads - self.streams))
-        if waiting < can_run * (1 + self._late_wait() / usual_ns):
+        queue, method = self._queue, call.method
+        if call.waits_for_method:
+            waiting, usual_ns = method.waiting, method.usual_ns
+            can_run, wait_ns = method.maximum, self._max_wait()
+        else:
+            waiting, usual_ns = queue.total - queue.for_method, self._usual_ns
+            if self._adaptive is not None and not method.is_slow:  # it does not wait for slow ones
+                waiting, usual_ns = min(waiting, queue.quick), self._quick_usual_ns
+            can_run = min(self.limit, max(1, self.threads - self.streams))
+            wait_ns = self._late_wait()
+        if not usual_ns or waiting < can_run * (1 + wait_ns / usual_ns):
             return False
         return not queue.has_less_critical(call.criticality)
 

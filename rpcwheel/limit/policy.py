@@ -117,8 +117,8 @@ class LimitPolicy(Policy):
         Annotated[Criticality, BeforeValidator(_criticality), WithJsonSchema(CRITICALITY_SCHEMA)]
         | None
     ) = None
-    """The highest criticality that callers may ask for. Calls that ask for more have this one.
-    None: any."""
+    """The highest criticality that callers may ask for. Calls that ask for more have this one, and
+    heartbeats are limited too, but for health checks. None: any."""
 
 
 Limit = Annotated[LimitPolicy | None, or_maximum(LimitPolicy)]

@@ -12,7 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
@@ -72,9 +72,7 @@ QUIET_S: Final = 0.001
 """gRPC has accepted all calls if none arrives in this time, in which it needs to wait for nothing:
 to accept one and to refuse it takes up to 0.5 ms."""
 
-NO_NONCE: Final = ""
-
-NO_OVERLOAD: Final = (RefusalReason.RATE, RefusalReason.CLOSED)
+NO_OVERLOAD: Final = (RefusalReason.RATE, RefusalReason.SHORT, RefusalReason.CLOSED)
 """The reasons for which also a server with little to do refuses calls."""
 
 
@@ -147,9 +145,13 @@ class ServerLimit:
         self.name = settings.name
         self._highest = settings.max_criticality or Criticality.CRITICAL_PLUS
         self._default = min(DEFAULT_CRITICALITY, self._highest)
+        self._trusts_heartbeats = settings.max_criticality is None
         self._limit_of = limit_of
         self._timer = checked_timer(timer)
         self._methods: dict[str, LimitedMethod | None] = {}
+        self._streams: dict[str, LimitedMethod | None] = {}
+        """By name; `_streams` if a request or response stream is served. An interceptor of others
+        may refuse the call of a stream with a handler that is none."""
         self.lock = threading.Lock()
         self.limiter = Limiter(policy, refuse=self._note_refused)
         self.arrivals = 0
@@ -170,20 +172,19 @@ class ServerLimit:
         if not sys.is_finalizing():
             components.end("limit", self)
 
-    def call(
-        self, details: grpc.HandlerCallDetails, handler: grpc.RpcMethodHandler
-    ) -> LimitedCall | None:
+    def call(self, details: grpc.HandlerCallDetails, handler: Any) -> LimitedCall | None:
         """Return the call that arrives; None if the server has no limit for its method."""
         name = details.method
+        is_stream = handler.request_streaming or handler.response_streaming
         try:
-            method = self._methods[name]
+            method = (self._streams if is_stream else self._methods)[name]
         except KeyError:
             method = self._add_method(name, handler)
         if method is None:
             return None
         if method is UNLIMITED.method:
             return UNLIMITED
-        criticality, criticalities, nonce = self._default, 0, NO_NONCE
+        criticality, criticalities, nonce = self._default, 0, ""
         # Details of another library's interceptor may have no metadata.
         for key, value in getattr(details, "invocation_metadata", None) or ():
             if key == CRITICALITY_KEY:
@@ -193,34 +194,36 @@ class ServerLimit:
                 criticality = min(valid, self._highest)
             elif key == NONCE_KEY:
                 nonce = str(value)
-            elif key == HEARTBEAT_KEY:
+            elif key == HEARTBEAT_KEY and self._trusts_heartbeats and not is_stream:
                 return UNLIMITED
         return LimitedCall(self, method, criticality, nonce)
 
     def _add_method(self, name: str, handler: grpc.RpcMethodHandler) -> LimitedMethod | None:
-        policy = self._limit_of(name)
+        policy, kind = self._limit_of(name), kind_of(handler)
+        is_stream = kind.streams_requests or kind.streams_responses
+        methods, others = self._methods, self._streams
+        if is_stream:
+            methods, others = others, methods
         method: LimitedMethod | None
         if any(matches(pattern, name) for pattern in NEVER_LIMITED):
             method = UNLIMITED.method
         elif policy is None:
             method = None if self._server_policy is None else UNLIMITED.method
         else:
-            kind = kind_of(handler)
             own = None if policy is self._server_policy else policy
-            counts = self._counts
+            counts, other = self._counts, others.get(name)
             method = LimitedMethod(
-                is_stream=kind.streams_requests or kind.streams_responses,
+                is_stream=is_stream,
                 maximum=_own_maximum(own),
-                buckets=self._buckets + _buckets(own),
+                buckets=self._buckets + _buckets(own) if other is None else other.buckets,
                 counts=None if counts is None else counts.server.method(name, kind.grpc_type),
             )
-        if len(self._methods) >= MAX_METHODS:  # those that run go on counting
-            self._methods = {
-                each: kept
-                for each, kept in self._methods.items()
-                if kept is not None and (kept.running or kept.waiting)
-            }
-        self._methods[name] = method
+        if len(methods) >= MAX_METHODS:  # those that run go on counting
+            for each in [*methods]:
+                kept = methods[each]
+                if kept is None or not (kept.running or kept.waiting):
+                    methods.pop(each, None)
+        methods[name] = method
         return method
 
     def needs_pause(self, now_ns: int, cpu_ns: int) -> bool:
@@ -233,7 +236,7 @@ class ServerLimit:
         used_ns = cpu_ns - self._accepted_cpu_ns
         if used_ns < ACCEPT_EVERY_NS:
             return False
-        if used_ns * 2 > now_ns - self._accepted_ns:
+        if used_ns * 2 > now_ns - self._accepted_ns and not self.limiter.is_beyond_lock:
             return True
         self.has_accepted(now_ns, cpu_ns)  # it had enough time
         return False

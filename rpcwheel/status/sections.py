@@ -254,7 +254,7 @@ SECTIONS: Final = (
     ), (
         RowMetric("limit_refused",
             "Calls that a server refused because of its limit. Label reason: waited, full, "
-            "deadline, streams, rate or closed.",
+            "deadline, streams, short_deadline, rate or closed.",
             {"server": "outer.name", "criticality": "criticality", "reason": "reason"},
             ("calls",), kind="counter"),
     )),

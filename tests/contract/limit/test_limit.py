@@ -331,6 +331,42 @@ def test_callers_get_at_most_the_highest_criticality_that_the_server_believes(li
     assert server.began == [b"hold", b"first", b"second", b"last"]
 
 
+class DeniesFirst:
+    """An interceptor of another package that refuses the first call, with a handler of its own."""
+
+    def __init__(self, world):
+        self._is_aio, self._seen = world.name == "aio", 0
+
+    def intercept_service(self, continuation, details):
+        self._seen += 1
+        is_denied = self._seen == 1
+        if not self._is_aio:
+            return self._denied() if is_denied else continuation(details)
+        return self._intercept(continuation, details, is_denied=is_denied)
+
+    async def _intercept(self, continuation, details, *, is_denied):
+        return self._denied() if is_denied else await continuation(details)
+
+    def _denied(self):
+        async def deny_on_loop(_, context):
+            await context.abort(Code.UNAUTHENTICATED, "")
+
+        def deny(_, context):
+            context.abort(Code.UNAUTHENTICATED, "")
+
+        return grpc.unary_unary_rpc_method_handler(deny_on_loop if self._is_aio else deny)
+
+
+def test_a_stream_counts_as_one_although_another_handler_has_refused_one_before(world, limited):
+    denies = type("Denies", (DeniesFirst, world.grpc.ServerInterceptor), {})(world)
+    server = limited(after=(denies,), limit=LimitPolicy(max_concurrent=1, max_streams=1))
+    assert server.call(b"x", "unary_stream").error().code() is Code.UNAUTHENTICATED
+    server.held(b"hold", kind="unary_stream")
+    assert (server.status.running, server.status.streams) == (0, 1)
+    assert is_refused(server.call(b"x", "unary_stream"))
+    assert server.call(b"x").result() == b"x"
+
+
 # What is never limited
 
 NEVER = {
@@ -354,6 +390,18 @@ def test_calls_that_are_never_limited_run_while_all_threads_are_taken(world, lim
         assert call.result() == b"x"
     assert not waiting.done()
     assert server.status.running == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "cap"), [("unary_unary", "critical"), ("unary_stream", None)], ids=["capped", "stream"]
+)
+def test_not_every_call_can_be_a_heartbeat(limited, kind, cap):
+    """None for a server that does not trust its callers, and no stream."""
+    rate = RatePolicy(rate=0.001, burst=1)
+    server = limited(limit=LimitPolicy(rate=rate, max_criticality=cap))
+    server.call(b"x").result()
+    call = server.call(b"x", kind, metadata=(("rpcwheel-heartbeat", "1"),))
+    assert is_above_rate(call)
 
 
 @pytest.mark.parametrize("name", NEVER)

@@ -59,6 +59,23 @@ async def test_a_blocking_handler_counts_until_it_has_ended(serve):
     await aio_wait_until(lambda: limit.status().running == 0)
 
 
+async def test_a_blocking_handler_counts_after_its_call_has_been_canceled_until_it_has_ended(serve):
+    """`grpc.aio` ends the call, and not the function that runs on a thread."""
+    gate = Gate()
+    call, limit = await serve(lambda request, _: gate(request), limit=ONE)
+    first = call(b"first", timeout=WAIT_S)
+    await aio_wait_until(gate.entered.is_set)
+    second = call(b"second", timeout=WAIT_S)
+    await aio_wait_until(lambda: limit.status().waiting == 1)
+    first.cancel()
+    server_has_noticed = call(b"third", timeout=WAIT_S)
+    await aio_wait_until(lambda: limit.status().waiting == 2)
+    assert limit.status().running == 1
+    gate.opened.set()
+    assert [await second, await server_has_noticed] == [b"second", b"third"]
+    await aio_wait_until(lambda: limit.status().running == 0)
+
+
 async def test_calls_run_although_handlers_compute_all_the_time(serve):
     """Before each handler, gRPC accepts what has arrived."""
 

@@ -326,6 +326,7 @@ def test_a_shutdown_refuses_the_calls_that_wait(limited):
     assert server.call(b"4").error().code() is Code.UNAVAILABLE
     assert server.began == [b"hold"]
     assert server.is_idle()
+    assert server.refused == {("critical", "closed"): 4}
 
 
 @pytest.mark.parametrize(
@@ -420,7 +421,7 @@ def test_a_call_with_less_time_left_than_its_method_takes_is_refused(limited):
             break
     assert late.error().code() in (Code.RESOURCE_EXHAUSTED, Code.DEADLINE_EXCEEDED)
     assert next_call.result() == b"next"
-    assert wait_until(lambda: server.refused == {("critical", "deadline"): 1})
+    assert wait_until(lambda: server.refused == {("critical", "short_deadline"): 1})
     assert b"late" not in server.began
 
 

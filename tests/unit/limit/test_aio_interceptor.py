@@ -1,6 +1,7 @@
 """The aio interceptor with tasks in place of calls: what a server can't bring about on purpose."""
 
 import asyncio
+import time
 from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
@@ -16,7 +17,12 @@ from rpcwheel.limit.server import ServerLimit
 from rpcwheel.rpc import DEFAULT_CRITICALITY
 from rpcwheel.timer import ManualTimer
 
-HANDLER = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+
+async def echo(request, _):
+    return request
+
+
+HANDLER = grpc.unary_unary_rpc_method_handler(echo)
 DETAILS = SimpleNamespace(method="/test.Shop/Get", invocation_metadata=())
 
 
@@ -36,7 +42,7 @@ class Server:
         """What gRPC does; it catches the error."""
         with suppress(asyncio.CancelledError):
             handler = await self._interceptor.intercept_service(self._handler, DETAILS)
-            if handler is HANDLER:
+            if not handler.request_streaming:  # it is not refused
                 self.ran.append(name)
                 await self.ends[name].wait()
 
@@ -128,9 +134,9 @@ class Context:
         raise grpc.aio.AbortError("Locally aborted.")
 
 
-async def refused(served):
+async def refused(served, left_s=0.5):
     """Whether the handler of a call with too little time left refuses it, and does not run."""
-    context = Context(0.5)
+    context = Context(left_s)
     with pytest.raises(grpc.aio.AbortError):  # interceptors before it see no response
         await served.unary_unary(b"x", context)
     return context.code is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -142,28 +148,41 @@ async def slow_method():
     It has begun one, which ends with the task.
     """
 
-    async def echo(request, _):
-        return request
-
     async def find(_):
-        return handler
+        return HANDLER
 
-    handler = grpc.unary_unary_rpc_method_handler(echo)
     policy = LimitPolicy(max_concurrent=4, max_wait=LONG_S)
     limit = ServerLimit(policy, lambda _: policy, timer=ManualTimer())
     interceptor = LimitInterceptor(limit)
-    assert await interceptor.intercept_service(find, DETAILS) is handler
+    assert await interceptor.intercept_service(find, DETAILS) is HANDLER
     (method,) = limit._methods.values()
     method.took(1_000_000_000)
+    method.measured_ns = time.monotonic_ns()
     limit.report_refused([(UNLIMITED, RefusalReason.WAITED)], 1)
     return limit, partial(interceptor.intercept_service, find, DETAILS)
 
 
 async def test_a_call_that_is_refused_when_it_starts_is_reported_at_once():
     limit, begin = await slow_method()
-    served = await begin()
-    assert await refused(served)
+    for left_s in (0.5, 1.0):  # the first had too little time when it arrived
+        assert await refused(await begin(), left_s)
     assert limit.status().problem == "overloaded: it has refused 2 calls"
+    reasons = [
+        (DEFAULT_CRITICALITY, RefusalReason.SHORT),
+        (DEFAULT_CRITICALITY, RefusalReason.DEADLINE),
+    ]
+    assert limit.limiter.refused == dict.fromkeys(reasons, 1)
+
+
+async def test_a_method_that_was_slow_once_is_measured_again_after_a_second():
+    """All its handlers may have been canceled at the same timeout, as if they took so long."""
+    limit, begin = await slow_method()
+    (method,) = limit._methods.values()
+    assert await refused(await begin())
+    method.measured_ns -= 4_000_000_000
+    served = await begin()
+    assert await served.unary_unary(b"x", Context(0.5)) == b"x"
+    assert await refused(await begin())  # one suffices
 
 
 async def test_while_calls_are_refused_each_call_needs_the_time_that_its_method_takes():
@@ -173,7 +192,7 @@ async def test_while_calls_are_refused_each_call_needs_the_time_that_its_method_
         assert await served.unary_unary(b"x", Context(left_s)) == b"x"
     served = await begin()
     assert await refused(served)
-    assert limit.limiter.refused == {(DEFAULT_CRITICALITY, RefusalReason.DEADLINE): 1}
+    assert limit.limiter.refused == {(DEFAULT_CRITICALITY, RefusalReason.SHORT): 1}
     waits = asyncio.create_task(begin())
     await asyncio.sleep(0)
     assert not waits.done()

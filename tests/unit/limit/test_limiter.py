@@ -458,8 +458,9 @@ def test_quick_calls_are_not_refused_at_once_because_others_wait_for_their_metho
     server.waiting("late")
     server.expire(server.now_ms + 1001)
     server.refused.clear()
-    rare = LimitedMethod(is_stream=False, maximum=0)
+    rare = LimitedMethod(is_stream=False, maximum=1)
     rare.took(10 * MS)
+    rare.running = 1
     server.waiting(*map(str, range(20)), method=rare)
     server.waiting("a")
 
@@ -499,7 +500,7 @@ def test_a_call_that_had_too_little_time_when_it_arrived_does_not_make_the_serve
     server.running("second")
     server.waiting("hopeless", deadline_ms=server.now_ms + 100)
     assert server.end(first, after_ms=100) == []
-    assert server.refused.pop() == ("hopeless", RefusalReason.DEADLINE)
+    assert server.refused.pop() == ("hopeless", RefusalReason.SHORT)
     server.running("third")
     assert refused_at_once(server) == []
 
@@ -517,7 +518,7 @@ def test_a_call_refused_when_it_starts_makes_the_server_late_if_it_had_enough_ti
     assert server.end(first, after_ms=100) == ["started"]
     call.deadline_ns = (server.now_ms + left_ms) * MS
     server.limiter.refuse_without_time(call, server.now_ms * MS)
-    assert server.refused.pop() == ("started", RefusalReason.DEADLINE)
+    assert server.refused.pop()[0] == "started"
     assert refused_at_once(server) == refused
 
 
@@ -588,6 +589,51 @@ def test_a_call_with_less_time_left_than_its_method_takes_does_not_run(is_late):
     assert server.end(first, after_ms=50 + is_late) == ([] if is_late else ["in time"])
     late = [("too late", RefusalReason.DEADLINE), ("in time", RefusalReason.DEADLINE)]
     assert server.refused == late[: 1 + is_late]
+
+
+@pytest.mark.parametrize(("least_ms", "after_ms"), [(100, 1000), (300, 1200)])
+def test_a_method_that_was_not_measured_for_long_is_measured_again(least_ms, after_ms):
+    """Else one whose handlers were once slower than the timeouts of callers is refused for ever."""
+    server = Server(max_concurrent=1, max_wait=9.0)
+    server.end(server.running("a call that takes"), after_ms=least_ms)
+
+    def runs_after(ms):
+        """Whether a call that waits for so long runs, with 1 ms left."""
+        other = server.running("other", LimitedMethod(is_stream=False, maximum=math.inf))
+        (late,) = server.waiting("late", deadline_ms=server.now_ms + ms + 1)
+        runs = server.end(other, after_ms=ms) == ["late"]
+        if runs:
+            late.is_gone = True  # its handler tells nothing
+            server.end(late)
+        server.refused.clear()
+        return runs
+
+    assert not runs_after(after_ms - 1)
+    assert runs_after(1)
+    assert not runs_after(after_ms - 1)
+
+
+def test_a_deadline_that_has_passed_measures_nothing():
+    server = Server(max_concurrent=1, max_wait=9.0)
+    other = server.running("other", LimitedMethod(is_stream=False, maximum=math.inf))
+    server.waiting("late", deadline_ms=server.now_ms + 5000)
+    assert server.end(other, after_ms=5000) == []
+    assert server.refused == [("late", RefusalReason.DEADLINE)]
+
+
+def test_calls_of_a_method_above_its_own_number_are_refused_if_they_would_wait_in_vain():
+    server = Server(max_concurrent=3, max_wait=0.1)
+    rare = LimitedMethod(is_stream=False, maximum=2)
+    server.end(server.running("a call that takes", rare), after_ms=50)
+    first = server.running("first", rare)
+    server.running("second", rare)
+    server.waiting(*"abcdef", method=rare)  # four in the time of two handlers, and two of the next
+    assert not server.arrive("full", rare)[1]
+    assert server.refused.pop() == ("full", RefusalReason.FULL)
+    server.waiting("critical", method=rare, level=CRITICAL_PLUS)
+    assert server.end(first, after_ms=50) == ["critical"]
+    server.running("other")
+    assert refused_at_once(server) == []
 
 
 def test_the_shortest_duration_of_a_method_grows_slowly_and_falls_at_once():

@@ -17,6 +17,8 @@ from rpcwheel.limit.server import ACCEPT_EVERY_NS, ServerLimit
 from rpcwheel.timer import ManualTimer
 
 BEGAN = 10**12
+HANDLER = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+DETAILS = SimpleNamespace(method="/shop.Orders/Get", invocation_metadata=())
 
 
 def test_grpc_must_accept_calls_when_handlers_have_computed_without_much_of_a_pause():
@@ -31,12 +33,22 @@ def test_grpc_must_accept_calls_when_handlers_have_computed_without_much_of_a_pa
     assert limit.needs_pause(BEGAN + 3 * used, 2 * used)
 
 
+def test_handlers_that_compute_without_the_interpreter_lock_need_no_pause():
+    policy = LimitPolicy()
+    limit = ServerLimit(policy, lambda _: policy, timer=None)
+    call = limit.call(DETAILS, HANDLER)
+    for number in range(100):  # each uses two processors for 10 ms
+        now = BEGAN + number * 10_000_000
+        assert limit.limiter.arrive(call, now)
+        limit.limiter.ended(call, now, now + 10_000_000, number * 20_000_000)
+    limit.has_accepted(BEGAN, 0)
+    assert not limit.needs_pause(BEGAN + ACCEPT_EVERY_NS, 2 * ACCEPT_EVERY_NS)
+
+
 def test_calls_above_a_rate_are_not_reported_as_an_overload(events):
     policy = LimitPolicy(name="rated", rate=1)
     limit = ServerLimit(policy, lambda _: policy, timer=None)
-    handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
-    details = SimpleNamespace(method="/shop.Orders/Get", invocation_metadata=())
-    calls = [limit.call(details, handler) for _ in range(2)]
+    calls = [limit.call(DETAILS, HANDLER) for _ in range(2)]
     assert [limit.limiter.arrive(call, BEGAN) for call in calls] == [True, False]
     (refused,) = limit.decide(BEGAN, starts=False).refused
     assert refused == (calls[1], RefusalReason.RATE)
