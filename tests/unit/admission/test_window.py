@@ -4,11 +4,11 @@ from rpcwheel.admission.window import CountWindow, TimeWindow
 
 
 def test_an_attempt_leaves_a_window_of_calls_when_it_is_replaced():
-    window, counts = CountWindow(2), []
-    for failed, slow in ((True, True), (False, True), (False, False), (False, False)):
+    window, counts = CountWindow(3), []
+    for failed, slow in ((True, True), (False, True), (True, False), *[(False, False)] * 3):
         window.record(0, failed, slow)
         counts.append((window.calls, window.failures, window.slow))
-    assert counts == [(1, 1, 1), (2, 1, 2), (2, 0, 1), (2, 0, 0)]
+    assert counts == [(1, 1, 1), (2, 1, 2), (3, 2, 2), (3, 1, 1), (3, 1, 0), (3, 0, 0)]
 
 
 def test_an_attempt_at_the_first_instant_of_a_slot_counts_in_it():
