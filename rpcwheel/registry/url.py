@@ -22,6 +22,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote
 
+from rpcwheel._engines.urls import masked_url
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import checked_host
 
@@ -195,15 +196,6 @@ def parse_url(url: str) -> RegistryUrl:
         near = _nearest_scheme(scheme)
         unknown = f"no registry has the scheme {scheme!r}; did you mean {near}://?"
         raise ConfigurationError(f"{shown!r}: {unknown if near else error}") from None
-
-
-def masked_url(url: str) -> str:
-    """Remove everything that may be secret from a URL, also a malformed one, for messages."""
-    scheme, slashes, rest = url.partition("//")
-    if not slashes:
-        scheme, rest = "", url
-    _, at, after = rest.rpartition("@")
-    return f"{scheme}{slashes}{'***' + at if at else ''}{after.partition('?')[0]}"
 
 
 def _parse(scheme: str, rest: str) -> RegistryUrl:
