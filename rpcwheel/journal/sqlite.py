@@ -24,7 +24,6 @@ import os
 import sqlite3
 import time
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from rpcwheel._engines.paths import expanded
@@ -42,6 +41,7 @@ from .sql import COLUMNS, LARGEST_ID, Dialect, SqlJournal, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from .backend import Filter, Route, StoredCall
     from .sql import Key, NewRow, Update
@@ -581,7 +581,6 @@ class _SqliteJournalConnection(SqliteConnection):
                 "fork before the first call that fails, or start another process"
             )
         self._db = self._connect()
-        self._path = Path(self._db.execute("PRAGMA database_list").fetchone()[2])
         self._file = self._id_of_file()
         return self._db
 
