@@ -138,7 +138,8 @@ class QueueStatus:
 
     name: str
     pending: int
-    """Calls that are queued; with a journal, in all of it, as last counted."""
+    """Calls that are queued; with a journal, those of this queue in all processes, as last
+    counted."""
     max_pending: int
     oldest_age_s: float | None
     """None: the queue is empty."""

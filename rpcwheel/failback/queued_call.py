@@ -40,7 +40,8 @@ class QueueEntry:
     attempts: int
     """Attempts begun, the first one included."""
     next_attempt_s: float | None
-    """Seconds until the next attempt; None while an attempt or the `dead_letter` hook runs."""
+    """Seconds until the next attempt, infinite if the backoff has no end; None while an attempt or
+    the `dead_letter` hook runs."""
     error: BaseException
     """How the last finished attempt failed."""
 

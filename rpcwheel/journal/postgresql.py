@@ -10,8 +10,9 @@ power failure; with `off`, the server may lose the last 0.6 s when it crashes. A
 `synchronous_standby_names` says so.
 
 Leases and due times are measured by the server's clock. Workers do not wait for each other
-(`FOR UPDATE SKIP LOCKED`), except for calls of the same order key. Each method is one transaction.
-Queue, target and order key of a call may have 2,600 bytes together, as they are in an index.
+(`FOR UPDATE SKIP LOCKED`), except for calls of the same order key. Each method is one transaction,
+except `take`, which first frees calls of lost answers and of ended leases. Queue, target and order
+key of a call may have 2,600 bytes together, as they are in an index.
 """
 
 from __future__ import annotations

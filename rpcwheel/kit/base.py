@@ -100,7 +100,7 @@ class KitBase(
         Publisher,
     ]
 ):
-    """Everything of a kit except `channel`, `client_interceptors`, `flush` and `close`."""
+    """A kit without `channel`, `client_interceptors`, `server_executor`, `flush` and `close`."""
 
     _world: ClassVar[str]
     """The name of the modules of this world: "sync" or "aio"."""
