@@ -240,7 +240,7 @@ class JournalStore(Store):
         self.journal.counts.count_if_due()
         queue.end_lost_attempts()
         with contextlib.suppress(JournalError):  # is reported, and the next look tries again
-            if not self.lease.keep(is_used=bool(self._covered())):
+            if not self.lease.keep(is_used=bool(self._leased())):
                 self._end_lease()
             taken = self._take(queue, within_s)
             if self._has_ended:  # closed meanwhile
@@ -269,9 +269,9 @@ class JournalStore(Store):
         self.found_none = not targets
         if not routes:
             return []
-        covered = self._covered()
+        leased = self._leased()
         taken = self.journal.take(self.lease.worker, routes, within_s)
-        if covered and self.journal.now_ns() >= self.lease.ends_ns:  # some may be those it has
+        if leased and self.journal.now_ns() >= self.lease.ends_ns:  # some may be those it has
             self._end_lease()
             return []
         self.found_none = not taken and len(routes) == len(targets)
@@ -282,7 +282,7 @@ class JournalStore(Store):
             targets[route.target].more = counts[route.target] >= route.limit
         return taken
 
-    def _covered(self) -> list[QueuedCall]:
+    def _leased(self) -> list[QueuedCall]:
         """List the calls of the present lease that are in the memory."""
         with self._calls.lock:
             return [call for call in self._calls if call.worker == self.lease.worker]
@@ -292,14 +292,14 @@ class JournalStore(Store):
         with self._calls.lock:
             for call in self._calls.in_state(QueuedCallState.WAITING):
                 self._calls.remove(call)
-            worker, covered = self.lease.worker, self._covered()
-            self._lost = {call.stored.id for call in covered if call.stored is not None}
+            worker, leased = self.lease.worker, self._leased()
+            self._lost = {call.stored.id for call in leased if call.stored is not None}
             self.lease.begin()
         self._calls.notify_if_empty()
         self.journal.store_results()  # of attempts that have ended: they are late, too
         self.journal.remove_worker(worker)
-        if covered:
-            emit(FailbackLeaseLost(self._name, str(self.journal.url), len(covered)))
+        if leased:
+            emit(FailbackLeaseLost(self._name, str(self.journal.url), len(leased)))
 
     def _on_late(self, ids: list[int]) -> None:
         """Report results that the journal has ignored, because their lease has ended."""
@@ -380,10 +380,10 @@ class JournalStore(Store):
 
     def may_attempt(self, call: QueuedCall) -> bool:
         """Whether the lease of a call runs. If not, the next look finds that it has ended."""
-        covered = self.lease.covers(call)
-        if not covered:
+        is_valid = self.lease.is_valid_for(call)
+        if not is_valid:
             self.poller.request()
-        return covered
+        return is_valid
 
     def postpone(self, call: QueuedCall, delay_ns: int, *, counts: bool) -> bool:
         """Return a call to the journal, due after the delay."""
@@ -426,16 +426,15 @@ class JournalStore(Store):
         """Count the calls if they were never counted: now, or on a worker thread."""
         self.journal.ensure_counted(block=block)
 
-    def entries(self, limit: int | None) -> list[QueueEntry]:
+    def entries(self) -> list[QueueEntry]:
         """List the calls in the journal, at most 1,000.
 
         If it is not available, those that this process has taken.
         """
-        most = MAX_ENTRIES if limit is None else min(limit, MAX_ENTRIES)
         try:
-            stored_calls = self.journal.backend.select(self._filter(), limit=most)
+            stored_calls = self.journal.backend.select(self._filter(), limit=MAX_ENTRIES)
         except JournalError:
-            return self._calls.entries(most)
+            return self._calls.entries(MAX_ENTRIES)
         with self._calls.lock:
             running = {
                 call.stored.id

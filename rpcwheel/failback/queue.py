@@ -232,9 +232,9 @@ class FailbackQueue:
             "it is full" if pending >= self.policy.capacity else waiting_calls(pending),
         )
 
-    def entries(self, limit: int | None = None) -> list[QueueEntry]:
-        """List the queued calls, oldest first, at most `limit`. With a journal it blocks."""
-        return self.store.entries(limit)
+    def entries(self) -> list[QueueEntry]:
+        """List the queued calls, oldest first. With a journal it blocks."""
+        return self.store.entries()
 
     # --- First attempts ---
 

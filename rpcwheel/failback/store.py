@@ -37,9 +37,9 @@ class Store:
     def ensure_counted(self, *, block: bool) -> None:
         """Count the calls, if `pending` needs that and it was never done."""
 
-    def entries(self, limit: int | None) -> list[QueueEntry]:
-        """List the calls, oldest first, at most `limit` of them. A durable store blocks."""
-        return self._calls.entries(limit)
+    def entries(self) -> list[QueueEntry]:
+        """List the calls, oldest first. A durable store blocks."""
+        return self._calls.entries()
 
     def prepare(self, call: QueuedCall) -> str | None:
         """Prepare a failed call for `append`; return why it cannot be made a second time."""
