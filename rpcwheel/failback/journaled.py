@@ -124,7 +124,9 @@ class JournalStore(Store):
         self.uses_stored_retry_on = False
         """Whether the `retry_on` that a call was stored with counts, instead of the policy's."""
         self._flush_waiters: list[Future[None]] = []
-        self._lost: set[int] = set()
+        self._late_reported: set[int] = set()
+        """The ids of the calls of the last ended lease, which were reported with it: their late
+        results are not reported again."""
         self._has_ended = False
         self.routes = Routes()
         self.journal: Journal = open_journal(str(policy.journal), timeouts.timer)
@@ -137,7 +139,7 @@ class JournalStore(Store):
 
     def reset(self) -> None:
         """Begin in a forked child without routes, and with a lease of its own."""
-        self._flush_waiters, self._lost = [], set()
+        self._flush_waiters, self._late_reported = [], set()
         self.routes.reset()
         self.poller.reset()
         self.journal.remove_worker(self.lease.worker)
@@ -279,7 +281,7 @@ class JournalStore(Store):
             self.lease.extend(now_ns)
         counts = Counter(call.target for call in taken)
         for route in routes:
-            targets[route.target].more = counts[route.target] >= route.limit
+            targets[route.target].has_more = counts[route.target] >= route.limit
         return taken
 
     def _leased(self) -> list[QueuedCall]:
@@ -293,7 +295,7 @@ class JournalStore(Store):
             for call in self._calls.in_state(QueuedCallState.WAITING):
                 self._calls.remove(call)
             worker, leased = self.lease.worker, self._leased()
-            self._lost = {call.stored.id for call in leased if call.stored is not None}
+            self._late_reported = {call.stored.id for call in leased if call.stored is not None}
             self.lease.begin()
         self._calls.notify_if_empty()
         self.journal.store_results()  # of attempts that have ended: they are late, too
@@ -303,7 +305,7 @@ class JournalStore(Store):
 
     def _on_late(self, ids: list[int]) -> None:
         """Report results that the journal has ignored, because their lease has ended."""
-        if count := len(set(ids) - self._lost):
+        if count := len(set(ids) - self._late_reported):
             emit(FailbackLeaseLost(self._name, str(self.journal.url), count))
 
     def _hand_over(self, queue: PacedQueue, stored: StoredCall, *, is_held: bool) -> bool:
@@ -364,6 +366,7 @@ class JournalStore(Store):
             now_ns - to_ns(stored.age_s),
             route.start,
             attempts=stored.attempts,
+            # How long its earlier attempts took is not known.
             idle_ns=to_ns(max(0.0, stored.age_s)),
             waiting_since_ns=now_ns,
             next_attempt_ns=now_ns + to_ns(max(0.0, stored.due_s)),
@@ -412,7 +415,7 @@ class JournalStore(Store):
             self.journal.report(call.worker, Dead(stored.id, call.attempts, text, reason))
         target, taken = self.routes.target(stored.target), self._calls.count_of(stored.target)
         is_next_ready = stored.order_key is not None  # the next call of its key
-        if is_next_ready or (target.more and taken <= target.capacity * 3 // 4):
+        if is_next_ready or (target.has_more and taken <= target.capacity * 3 // 4):
             self.poller.request()
 
     # --- All calls ---
@@ -460,10 +463,10 @@ class JournalStore(Store):
         """Make all calls in the journal due; those of other processes too."""
         future: Future[None] = Future()
         self.poller.start()
-        EXECUTOR.submit((self, "flush"), partial(self._hasten, future))
+        EXECUTOR.submit((self, "flush"), partial(self._make_all_due, future))
         return future
 
-    def _hasten(self, future: Future[None]) -> None:
+    def _make_all_due(self, future: Future[None]) -> None:
         waiting = Filter(queue=self._name, states=(CallState.READY, CallState.BLOCKED))
         with contextlib.suppress(JournalError):  # the next look finds and reports it too
             self.journal.backend.retry(waiting)

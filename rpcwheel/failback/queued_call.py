@@ -188,8 +188,8 @@ class QueuedCall:
         return self.label
 
     @property
-    def is_queued(self) -> bool:
-        """Whether a queue has made its last attempt; False after its first attempt."""
+    def last_attempt_was_delivery(self) -> bool:
+        """Whether its last attempt was made by a queue, in this process or an earlier one."""
         return self.stored is not None or self.deliveries > 0
 
     @property

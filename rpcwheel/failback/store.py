@@ -1,4 +1,7 @@
-"""Where the calls of a queue are while they wait: in the memory; `journaled.py` has the journal."""
+"""`Store` keeps the calls of a queue while they wait, in the memory.
+
+Its subclass in `journaled.py` keeps them in a journal.
+"""
 
 from __future__ import annotations
 
