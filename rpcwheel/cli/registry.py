@@ -36,7 +36,7 @@ from rpcwheel.events import (
 )
 from rpcwheel.instance import ServiceInstance, Snapshot, started_now
 from rpcwheel.registry.backend import Consumer, RegistryBackend, Settings
-from rpcwheel.registry.backends import check_writable, open_backend
+from rpcwheel.registry.backends import check_url_writable, open_backend
 from rpcwheel.registry.policy import RegistryPolicy
 from rpcwheel.registry.sync import Registration, Registry, open_registry
 from rpcwheel.registry.url import parse_url
@@ -285,7 +285,7 @@ def _services(url: str, words: Sequence[str] | None) -> list[str]:
 def _service_and(url: str, words: list[str], job: str, second: str) -> tuple[str, str]:
     """Return the service, which the URL may name too, and a second argument."""
     parsed = parse_url(url)
-    check_writable(parsed)
+    check_url_writable(parsed)
     named = parsed.service
     if len(words) == 1 and named:
         words = [named, *words]

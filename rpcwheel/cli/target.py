@@ -58,10 +58,10 @@ def parse_target(text: str) -> ServerTarget:
             raise ValueError("a Unix socket needs a path: unix:/run/app.sock")
         return ServerTarget("", 0, path)
     if "://" in text and not text.startswith(SCHEMES):
-        from rpcwheel.registry.backends import OURS  # now: most targets do not need it
+        from rpcwheel.registry.backends import BACKENDS  # now: most targets do not need it
 
         scheme, _, rest = text.partition("://")
-        if scheme in OURS:
+        if scheme in BACKENDS:
             raise ValueError(
                 f"{text!r} is a registry; give HOST:PORT of a server, "
                 f"`rpcwheel registry ls {text}` lists them"

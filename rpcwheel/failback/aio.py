@@ -70,7 +70,7 @@ class FailbackInvoker(InvokerBase):
             FailbackFull: `max_pending` calls are queued; chained to the call's error.
             FailbackClosed: After `close()`; chained to the call's error.
             Exception: An error that `retry_on` does not name, unchanged.
-            asyncio.CancelledError: The caller was cancelled; the call is not retried.
+            asyncio.CancelledError: The caller was canceled; the call is not retried.
         """
         queue, save = self._queue, partial(SavedCall.save, function, args, kwargs)
         attempt = partial(function, *args, **kwargs)
@@ -129,7 +129,7 @@ class FailbackInvoker(InvokerBase):
 
         Queued calls are retried for `drain_timeout` seconds, however many attempts the policy
         allows. Returns those that have not succeeded by then. Calls of a loop that was closed
-        cannot be retried; they are returned too. If the wait is cancelled, the rest is reported at
+        cannot be retried; they are returned too. If the wait is canceled, the rest is reported at
         once, as an event and in the log. `rpcwheel.failback.FailbackInvoker.close` has the details.
         """
         return await close(self._queue, drain_timeout)

@@ -33,7 +33,7 @@ class FailbackStats:
     that have failed."""
     failed: int = 0
     """Calls whose first attempt failed with an error that `retry_on` does not name, or was
-    cancelled; callers got that error."""
+    canceled; callers got that error."""
     queued_total: int = 0
     """Calls whose first attempt failed and that were queued."""
     dropped: int = 0

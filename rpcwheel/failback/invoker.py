@@ -98,7 +98,7 @@ class InvokerBase:
         return route
 
     def _starters(self) -> tuple[Starter, Starter, Callable[[], bool]]:
-        """Return what starts attempts, what gives calls up, and whether they still can."""
+        """Return the `start`, `give_up` and `is_open` for the routes of this API."""
         raise NotImplementedError
 
     def start(self) -> None:

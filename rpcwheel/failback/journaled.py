@@ -124,7 +124,9 @@ class JournalStore(Store):
         self.uses_stored_retry_on = False
         """Whether the `retry_on` that a call was stored with counts, instead of the policy's."""
         self._flush_waiters: list[Future[None]] = []
-        self._lost: set[int] = set()
+        self._late_reported: set[int] = set()
+        """The ids of the calls of the last ended lease, which were reported with it: their late
+        results are not reported again."""
         self._has_ended = False
         self.routes = Routes()
         self.journal: Journal = open_journal(str(policy.journal), timeouts.timer)
@@ -137,7 +139,7 @@ class JournalStore(Store):
 
     def reset(self) -> None:
         """Begin in a forked child without routes, and with a lease of its own."""
-        self._flush_waiters, self._lost = [], set()
+        self._flush_waiters, self._late_reported = [], set()
         self.routes.reset()
         self.poller.reset()
         self.journal.remove_worker(self.lease.worker)
@@ -240,7 +242,7 @@ class JournalStore(Store):
         self.journal.counts.count_if_due()
         queue.end_lost_attempts()
         with contextlib.suppress(JournalError):  # is reported, and the next look tries again
-            if not self.lease.keep(is_used=bool(self._covered())):
+            if not self.lease.keep(is_used=bool(self._leased())):
                 self._end_lease()
             taken = self._take(queue, within_s)
             if self._has_ended:  # closed meanwhile
@@ -269,9 +271,9 @@ class JournalStore(Store):
         self.found_none = not targets
         if not routes:
             return []
-        covered = self._covered()
+        leased = self._leased()
         taken = self.journal.take(self.lease.worker, routes, within_s)
-        if covered and self.journal.now_ns() >= self.lease.ends_ns:  # some may be those it has
+        if leased and self.journal.now_ns() >= self.lease.ends_ns:  # some may be those it has
             self._end_lease()
             return []
         self.found_none = not taken and len(routes) == len(targets)
@@ -279,10 +281,10 @@ class JournalStore(Store):
             self.lease.extend(now_ns)
         counts = Counter(call.target for call in taken)
         for route in routes:
-            targets[route.target].more = counts[route.target] >= route.limit
+            targets[route.target].has_more = counts[route.target] >= route.limit
         return taken
 
-    def _covered(self) -> list[QueuedCall]:
+    def _leased(self) -> list[QueuedCall]:
         """List the calls of the present lease that are in the memory."""
         with self._calls.lock:
             return [call for call in self._calls if call.worker == self.lease.worker]
@@ -292,18 +294,18 @@ class JournalStore(Store):
         with self._calls.lock:
             for call in self._calls.in_state(QueuedCallState.WAITING):
                 self._calls.remove(call)
-            worker, covered = self.lease.worker, self._covered()
-            self._lost = {call.stored.id for call in covered if call.stored is not None}
+            worker, leased = self.lease.worker, self._leased()
+            self._late_reported = {call.stored.id for call in leased if call.stored is not None}
             self.lease.begin()
         self._calls.notify_if_empty()
         self.journal.store_results()  # of attempts that have ended: they are late, too
         self.journal.remove_worker(worker)
-        if covered:
-            emit(FailbackLeaseLost(self._name, str(self.journal.url), len(covered)))
+        if leased:
+            emit(FailbackLeaseLost(self._name, str(self.journal.url), len(leased)))
 
     def _on_late(self, ids: list[int]) -> None:
         """Report results that the journal has ignored, because their lease has ended."""
-        if count := len(set(ids) - self._lost):
+        if count := len(set(ids) - self._late_reported):
             emit(FailbackLeaseLost(self._name, str(self.journal.url), count))
 
     def _hand_over(self, queue: PacedQueue, stored: StoredCall, *, is_held: bool) -> bool:
@@ -364,6 +366,7 @@ class JournalStore(Store):
             now_ns - to_ns(stored.age_s),
             route.start,
             attempts=stored.attempts,
+            # How long its earlier attempts took is not known.
             idle_ns=to_ns(max(0.0, stored.age_s)),
             waiting_since_ns=now_ns,
             next_attempt_ns=now_ns + to_ns(max(0.0, stored.due_s)),
@@ -380,10 +383,10 @@ class JournalStore(Store):
 
     def may_attempt(self, call: QueuedCall) -> bool:
         """Whether the lease of a call runs. If not, the next look finds that it has ended."""
-        covered = self.lease.covers(call)
-        if not covered:
+        is_valid = self.lease.is_valid_for(call)
+        if not is_valid:
             self.poller.request()
-        return covered
+        return is_valid
 
     def postpone(self, call: QueuedCall, delay_ns: int, *, counts: bool) -> bool:
         """Return a call to the journal, due after the delay."""
@@ -412,7 +415,7 @@ class JournalStore(Store):
             self.journal.report(call.worker, Dead(stored.id, call.attempts, text, reason))
         target, taken = self.routes.target(stored.target), self._calls.count_of(stored.target)
         is_next_ready = stored.order_key is not None  # the next call of its key
-        if is_next_ready or (target.more and taken <= target.capacity * 3 // 4):
+        if is_next_ready or (target.has_more and taken <= target.capacity * 3 // 4):
             self.poller.request()
 
     # --- All calls ---
@@ -426,16 +429,15 @@ class JournalStore(Store):
         """Count the calls if they were never counted: now, or on a worker thread."""
         self.journal.ensure_counted(block=block)
 
-    def entries(self, limit: int | None) -> list[QueueEntry]:
+    def entries(self) -> list[QueueEntry]:
         """List the calls in the journal, at most 1,000.
 
         If it is not available, those that this process has taken.
         """
-        most = MAX_ENTRIES if limit is None else min(limit, MAX_ENTRIES)
         try:
-            stored_calls = self.journal.backend.select(self._filter(), limit=most)
+            stored_calls = self.journal.backend.select(self._filter(), limit=MAX_ENTRIES)
         except JournalError:
-            return self._calls.entries(most)
+            return self._calls.entries(MAX_ENTRIES)
         with self._calls.lock:
             running = {
                 call.stored.id
@@ -461,10 +463,10 @@ class JournalStore(Store):
         """Make all calls in the journal due; those of other processes too."""
         future: Future[None] = Future()
         self.poller.start()
-        EXECUTOR.submit((self, "flush"), partial(self._hasten, future))
+        EXECUTOR.submit((self, "flush"), partial(self._make_all_due, future))
         return future
 
-    def _hasten(self, future: Future[None]) -> None:
+    def _make_all_due(self, future: Future[None]) -> None:
         waiting = Filter(queue=self._name, states=(CallState.READY, CallState.BLOCKED))
         with contextlib.suppress(JournalError):  # the next look finds and reports it too
             self.journal.backend.retry(waiting)

@@ -44,7 +44,7 @@ class Lease:
         self.ends_ns = 0
         self._journal.add_worker(self.worker, self._queue, self._on_late)
 
-    def covers(self, call: QueuedCall) -> bool:
+    def is_valid_for(self, call: QueuedCall) -> bool:
         """Whether no other process may have a call."""
         return call.worker == self.worker and self._journal.now_ns() < self.ends_ns
 

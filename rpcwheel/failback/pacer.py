@@ -47,7 +47,7 @@ class PacedQueue(Protocol):
     def start_now(self, call: QueuedCall, pacer: Pacer, began_ns: int) -> bool:
         """Start an attempt; False if it is not wanted any more. Any thread; does not block.
 
-        The attempt tells the pacer its end.
+        The attempt reports its end to the pacer.
         """
 
     def end_lost_attempts(self) -> None:
@@ -117,6 +117,12 @@ class Pacer:
             raise
 
     def _next(self) -> tuple[PacedQueue, QueuedCall, int] | None:
+        """Take the next call that may begin now.
+
+        None: there is none, and a timeout or the end of an attempt calls `start` again. If no
+        timeout can be set, the next call begins anyway, unless an attempt runs whose end will start
+        it.
+        """
         can_wait = True
         while True:
             with self._lock:

@@ -61,7 +61,7 @@ STRAGGLER_FACTOR: Final = 4
 SLACK_NS: Final = 20_000_000
 """The wait in a server that is ignored: more than the jitter of latencies, less than a timeout."""
 
-ERRORS: Final = 2
+STANDARD_ERRORS: Final = 2
 """How many standard errors of the mean the latency of a round must rise, as calls differ."""
 
 TIMEOUT_SHARE: Final = 0.5
@@ -150,11 +150,16 @@ class Pacing:
             max_in_flight: The number of attempts at a time; None: it follows the latency.
         """
         self._gap_ns = 0 if rate is None else max(1, round(1e9 / rate))
+        """The time between two attempts by the rate; 0 without a rate."""
         self._fixed = max_in_flight
+        """The window that was given; None: it follows the latency."""
         self._next_ns = 0
+        """When the rate allows the next attempt."""
         self._paced_ns = -PACE_NS
+        """When the next attempt may begin while attempts fail."""
         self._in_flight = 0
         self._last_ns = -IDLE_NS
+        """When an attempt last began or ended."""
         self._restart(0)
 
     def _restart(self, now_ns: int) -> None:
@@ -165,6 +170,7 @@ class Pacing:
         self._base_ns: float = NEVER
         self._base_at_ns = now_ns
         self._before_probe: float | None = None
+        """The window before the present probe; None: no probe."""
         self._begin_round(now_ns)
 
     def _begin_round(self, now_ns: int) -> None:
@@ -269,7 +275,7 @@ class Pacing:
         """Set the window at the end of a round."""
         latency_ns = fmean(ended.latencies)
         variance = fmean((each - latency_ns) ** 2 for each in ended.latencies)
-        error_ns = ERRORS * math.sqrt(variance / len(ended.latencies))
+        error_ns = STANDARD_ERRORS * math.sqrt(variance / len(ended.latencies))
         if self._before_probe is not None:
             self._window, self._before_probe = self._before_probe, None
             self._base_ns, self._base_at_ns = latency_ns, now_ns

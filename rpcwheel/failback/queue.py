@@ -1,15 +1,15 @@
 """The queue of failed calls that are attempted again in the background.
 
 `FailbackQueue` holds the calls of one `FailbackPolicy`. It keeps the state of each call, sets the
-timeouts, counts, and emits the events. What else there is to know of a call has a place of its own:
+timeouts, counts, and emits the events. Other classes do the rest:
 
-    RetryRules   decide whether and when it is attempted again
-    Pacers       decide when an attempt that is due begins
-    Store        has it while it waits: the memory, or a journal
-    HeldCalls    are those that are in the memory, with their lock and counts
-    Attempt      is an attempt for those that make it, the invokers in `sync.py` and `aio.py`: they
-                 give each call a `start` function, which starts an attempt on a worker thread or an
-                 event loop, and report its result to it
+    * `RetryRules` decides whether and when a call is attempted again.
+    * `Pacers` decides when an attempt that is due begins.
+    * `Store` keeps the calls while they wait, in the memory or in a journal.
+    * `HeldCalls` has the calls that are in the memory, with their lock and counts.
+    * `Attempt` is one attempt, to which the invokers in `sync.py` and `aio.py` report the result.
+      They give each call a `start` function, which starts an attempt on a worker thread or an event
+      loop.
 
 The states of a call in the memory:
 
@@ -85,7 +85,7 @@ from .rules import (
     NO_ATTEMPTS_LEFT,
     RetryRules,
     counts_as_attempt,
-    has_ended_attempt,
+    was_ended_here,
 )
 from .store import Store
 from .timeouts import TIMER_STOPPED, Timeouts
@@ -138,7 +138,8 @@ class QueueStatus:
 
     name: str
     pending: int
-    """Calls that are queued; with a journal, in all of it, as last counted."""
+    """Calls that are queued; with a journal, those of this queue in all processes, as last
+    counted."""
     max_pending: int
     oldest_age_s: float | None
     """None: the queue is empty."""
@@ -231,9 +232,9 @@ class FailbackQueue:
             "it is full" if pending >= self.policy.capacity else waiting_calls(pending),
         )
 
-    def entries(self, limit: int | None = None) -> list[QueueEntry]:
-        """List the queued calls, oldest first, at most `limit`. With a journal it blocks."""
-        return self.store.entries(limit)
+    def entries(self) -> list[QueueEntry]:
+        """List the queued calls, oldest first. With a journal it blocks."""
+        return self.store.entries()
 
     # --- First attempts ---
 
@@ -689,10 +690,10 @@ class Attempt:
             tracing.set_outcome(span, "failed", error)  # now: the frames of the error are freed
             outcome = Outcome.of_failure(code_of(error))
             is_closing = queue.calls.closed
-            tells = not has_ended_attempt(call, error, is_closing=is_closing)
+            shows_server_state = not was_ended_here(call, error, is_closing=is_closing)
             counts = counts_as_attempt(call, error, is_closing=is_closing)
             stop = queue.wait_again(call, error, now_ns, counts=counts)
-            if tells and stop in (None, NO_ATTEMPTS_LEFT):
+            if shows_server_state and stop in (None, NO_ATTEMPTS_LEFT):
                 ended.outcome = outcome
             if stop is None or not queue.decide_end(call, "gave_up", stop.reason, error):
                 return None

@@ -40,7 +40,8 @@ class QueueEntry:
     attempts: int
     """Attempts begun, the first one included."""
     next_attempt_s: float | None
-    """Seconds until the next attempt; None while an attempt or the `dead_letter` hook runs."""
+    """Seconds until the next attempt, infinite if the backoff has no end; None while an attempt or
+    the `dead_letter` hook runs."""
     error: BaseException
     """How the last finished attempt failed."""
 
@@ -187,8 +188,8 @@ class QueuedCall:
         return self.label
 
     @property
-    def is_queued(self) -> bool:
-        """Whether a queue has made its last attempt; False after its first attempt."""
+    def last_attempt_was_delivery(self) -> bool:
+        """Whether its last attempt was made by a queue, in this process or an earlier one."""
         return self.stored is not None or self.deliveries > 0
 
     @property

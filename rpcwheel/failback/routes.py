@@ -47,8 +47,8 @@ class TargetRoutes:
     routes: list[CallRoute] = field(default_factory=list)
     capacity: int = 0
     """How many calls could be in the memory at the last look at the journal."""
-    more: bool = False
-    """Whether calls may have been left in the journal at the last look, because of that."""
+    has_more: bool = False
+    """Whether the last look took `capacity` calls, so that more may be ready in the journal."""
 
 
 class Routes:

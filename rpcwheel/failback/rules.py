@@ -82,10 +82,10 @@ class RetryRules:
             return Stop(call.reason)
         is_closing = closes_at_ns is not None
         if call.stored is not None:
-            if has_ended_attempt(call, error, is_closing=is_closing):
+            if was_ended_here(call, error, is_closing=is_closing):
                 return CLOSED_CHANNEL_DELAY_NS
             closes_at_ns = None
-        is_uncounted = call.is_queued and was_not_sent(error)
+        delivery_was_not_sent = call.last_attempt_was_delivery and was_not_sent(error)
         least_ns = _least_delay_ns(error)
         attempts, elapsed_ns, idle_ns = call.attempts, now_ns - call.started_ns, call.idle_ns
         if not self._is_retried(call, error, elapsed_ns):
@@ -102,8 +102,8 @@ class RetryRules:
                 )
             )
 
-        delay_ns = delay_by(self._backoff_if_not_sent if is_uncounted else self._backoff)
-        if delay_ns is None and closes_at_ns is not None and call.is_queued:
+        delay_ns = delay_by(self._backoff_if_not_sent if delivery_was_not_sent else self._backoff)
+        if delay_ns is None and closes_at_ns is not None and call.last_attempt_was_delivery:
             delay_ns = max(delay_by(self._unlimited_backoff) or 0, MIN_DELAY_NS)
         if delay_ns is None:
             return NO_ATTEMPTS_LEFT
@@ -116,12 +116,12 @@ class RetryRules:
     def _is_retried(self, call: QueuedCall, error: BaseException, elapsed_ns: int) -> bool:
         """Whether a call is attempted again after an error, if it has attempts left.
 
-        After the first attempt, `retry_on` decides. The caller of a queued call has been told that
-        it will be delivered, so it is not given up because its server is busy, unavailable or being
+        After the first attempt, `retry_on` decides. The caller of a queued call already has its
+        response, so the call is not given up because its server is busy, unavailable or being
         stopped, or because an attempt was not sent.
         """
         is_refused = code_of(error) in BUSY_CODES or is_canceled_by_server(error)
-        if call.is_queued and (is_refused or was_not_sent(error)):
+        if call.last_attempt_was_delivery and (is_refused or was_not_sent(error)):
             return True
         if call.retry_on is not None:
             return code_of(error) in call.retry_on
@@ -135,13 +135,13 @@ def counts_as_attempt(call: QueuedCall, error: BaseException, *, is_closing: boo
     """
     if was_not_sent(error):
         return False
-    return call.stored is None or not has_ended_attempt(call, error, is_closing=is_closing)
+    return call.stored is None or not was_ended_here(call, error, is_closing=is_closing)
 
 
-def has_ended_attempt(call: QueuedCall, error: BaseException, *, is_closing: bool) -> bool:
-    """Whether an attempt failed because this process has ended it.
+def was_ended_here(call: QueuedCall, error: BaseException, *, is_closing: bool) -> bool:
+    """Whether this process ended the attempt, as by closing its channel.
 
-    It tells nothing about the server.
+    Such a failure says nothing about the server.
     """
     why = why_not_retried(error)
     if call.stored is None:

@@ -1,4 +1,7 @@
-"""Where the calls of a queue are while they wait: in the memory; `journaled.py` has the journal."""
+"""`Store` keeps the calls of a queue while they wait, in the memory.
+
+Its subclass in `journaled.py` keeps them in a journal.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,9 @@ class Store:
     def ensure_counted(self, *, block: bool) -> None:
         """Count the calls, if `pending` needs that and it was never done."""
 
-    def entries(self, limit: int | None) -> list[QueueEntry]:
-        """List the calls, oldest first, at most `limit` of them. A durable store blocks."""
-        return self._calls.entries(limit)
+    def entries(self) -> list[QueueEntry]:
+        """List the calls, oldest first. A durable store blocks."""
+        return self._calls.entries()
 
     def prepare(self, call: QueuedCall) -> str | None:
         """Prepare a failed call for `append`; return why it cannot be made a second time."""

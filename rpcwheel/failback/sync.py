@@ -323,7 +323,7 @@ def _enqueue(
 
 
 def _give_up(attempt: Attempt) -> None:
-    EXECUTOR.submit(_key(attempt), partial(_failed, attempt, attempt.call.error))
+    _submit(attempt, partial(_failed, attempt, attempt.call.error))
 
 
 def _start(attempt: Attempt) -> None:

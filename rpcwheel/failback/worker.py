@@ -76,7 +76,7 @@ STOP_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Selection:
+class _WorkerSettings:
     """What a worker delivers, and how."""
 
     policy: FailbackPolicy
@@ -184,7 +184,7 @@ class JournalWorker:
                 metadata = tuple((key, value) for key, value in metadata)
             except (TypeError, ValueError):
                 raise ConfigurationError("metadata must be pairs of a key and a value") from None
-        self._settings = _Selection(
+        self._settings = _WorkerSettings(
             policy,
             retry_on is None,
             connect,
@@ -212,7 +212,8 @@ class JournalWorker:
         self._stop = threading.Event()
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
-        self._check = open_journal_backend(url, create=False)
+        self._probe = open_journal_backend(url, create=False)
+        """The backend by which `start` checks that the journal exists."""
 
     # --- The user's side ---
 
@@ -228,11 +229,11 @@ class JournalWorker:
                 raise RuntimeError("the worker was closed; make a new one")
             if self._thread is not None:
                 return
-            self._check.routes()
-            self._check.close()
+            self._probe.routes()
+            self._probe.close()
             if self._settings.once:
                 self._due_by_ns = time.monotonic_ns() + START_SLACK_NS
-            self._journal = open_journal(self._check.url.text)
+            self._journal = open_journal(self._probe.url.text)
             self._start_functions()
             self._look(self._journal)
             interval_s = ONCE_INTERVAL_S if self._settings.once else LOOK_INTERVAL_S
@@ -251,7 +252,7 @@ class JournalWorker:
             timeout: Seconds; None: without limit.
 
         Returns:
-            Whether it is so.
+            Whether it has ended in this time.
         """
         return self._done.wait(timeout)
 
@@ -263,7 +264,7 @@ class JournalWorker:
     @property
     def url(self) -> str:
         """The URL of the journal, without password and options."""
-        return str(self._check.url)
+        return str(self._probe.url)
 
     @property
     def skipped(self) -> dict[tuple[str, str], str]:
@@ -308,7 +309,7 @@ class JournalWorker:
                 invokers = list(self._invokers.values())
             if was_closed:
                 return
-            self._check.close()
+            self._probe.close()
             _end(invokers, grace, self._channels, self._loop, self._journal)
             self._done.set()
 

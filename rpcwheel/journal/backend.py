@@ -215,9 +215,9 @@ class JournalBackend(ABC):
     * `JournalRefused`: The engine rejects the request, and will until somebody changes something,
       such as a password.
 
-    If a method raises, nothing was changed, with two exceptions. `retry` and `delete` change many
-    calls in several transactions, and those before the failure count. And if the connection was
-    lost before the answer, the request may have been executed:
+    If a method raises, nothing was changed, with two exceptions. `retry` and `delete` may change
+    many calls in several transactions, and those before the failure count. And if the connection
+    was lost before the answer, the request may have been executed:
 
     * `append` then raises `JournalOutcomeUnknown`.
     * `report` may be repeated. Results that the first request has stored are ignored then, so their
@@ -310,7 +310,8 @@ class JournalBackend(ABC):
     def depths(self) -> list[Depth]:
         """Count the calls of each queue and target, in the order of their names.
 
-        For users, not for the path of calls: an engine may need a second for ten million calls.
+        An engine may need a second for ten million calls. `Counts` also calls it between appends,
+        for at most 1 % of the time.
         """
 
     @abstractmethod
@@ -339,8 +340,8 @@ class JournalBackend(ABC):
         """Make waiting calls due now, and dead letters ready as if they were stored now.
 
         A dead letter begins with 0 attempts, and has its whole maximum age again. Calls that are
-        taken are not changed. Many calls are changed in several transactions, so that appends do
-        not wait long.
+        taken are not changed. An engine whose transactions block appends changes many calls in
+        several transactions.
 
         Returns:
             The number of calls changed.

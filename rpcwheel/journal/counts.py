@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from .outage import Outage
 
 COUNT_INTERVAL_S: Final = 2.0
+"""The least time between two counts by `count_if_due`."""
+
 COUNT_SHARE: Final = 0.01
-"""Calls are counted at this interval, or less often, so that it takes this share of the time."""
+"""Counting takes at most this share of the time: a count is used for that much longer than it
+took."""
 
 ROOM_SHARE: Final = 8
 """The part of the free places that may be used before the next count."""
-
-TIME_SHARE: Final = 100
-"""A count is used this many times as long as it took: counting takes 1 % of the time."""
 
 
 class Counts:
@@ -91,7 +91,7 @@ class Counts:
                 now_s = time.monotonic()
                 self._seen = Counter(self._stored)
                 self._added.clear()
-                self._seen_until_s = now_s + TIME_SHARE * (now_s - began_s)
+                self._seen_until_s = now_s + (now_s - began_s) / COUNT_SHARE
             finally:
                 self._lock.release()
 

@@ -460,9 +460,9 @@ def _can_start_threads() -> bool:
 class _RequestLock:
     """A lock that knows whether the present thread has it, also in a signal handler.
 
-    A thread that releases it and wants it again gets it after one that has waited: that one has the
-    turnstile. If a signal handler interrupts the wait of that thread, and takes and releases the
-    lock, the thread keeps the turnstile.
+    Fair: a thread must first take the turnstile, and keeps it until it has the lock. So a thread
+    that releases the lock and asks again comes after one that waits. The turnstile is reentrant,
+    because a signal handler may take and release the lock while its thread waits.
     """
 
     def __init__(self) -> None:

@@ -10,8 +10,9 @@ power failure; with `off`, the server may lose the last 0.6 s when it crashes. A
 `synchronous_standby_names` says so.
 
 Leases and due times are measured by the server's clock. Workers do not wait for each other
-(`FOR UPDATE SKIP LOCKED`), except for calls of the same order key. Each method is one transaction.
-Queue, target and order key of a call may have 2,600 bytes together, as they are in an index.
+(`FOR UPDATE SKIP LOCKED`), except for calls of the same order key. Each method is one transaction,
+except `take`, which first frees calls of lost answers and of ended leases. Queue, target and order
+key of a call may have 2,600 bytes together, as they are in an index.
 """
 
 from __future__ import annotations
@@ -101,16 +102,17 @@ TABLES: Final = (
 request that has taken the call. The table changes so often that autovacuum must not wait for a
 fifth of it."""
 
-_NEW: Final = "queue, target, method, call_key, body, delay, age, attempts, error"
+_NEW: Final = "queue, target, method, call_key, body, delay_ms, max_age_ms, attempts, error"
 _ARRAYS: Final = (
     "%(queue)b::text[], %(target)b::text[], %(method)b::text[], %(call_key)b::text[], "
-    "%(body)b::bytea[], %(delay)b::bigint[], %(age)b::bigint[], %(attempts)b::bigint[], "
-    "%(error)b::text[]"
+    "%(body)b::bytea[], %(delay_ms)b::bigint[], %(max_age_ms)b::bigint[], "
+    "%(attempts)b::bigint[], %(error)b::text[]"
 )
 _INSERT: Final = f"""WITH {CLOCK}
     INSERT INTO $call (queue, target, method, call_key, body, due_ms, created_ms, expires_ms,
         attempts, error, order_key, state)
-    SELECT queue, target, method, call_key, body, ms + delay, ms, ms + age, attempts, error, """
+    SELECT queue, target, method, call_key, body, ms + delay_ms, ms, ms + max_age_ms, attempts,
+        error, """
 
 APPEND: Final = f"""{_INSERT} NULL, 0
     FROM clock, unnest({_ARRAYS}) WITH ORDINALITY AS new({_NEW}, place)
@@ -151,12 +153,12 @@ REPORT: Final = f"""WITH {CLOCK}, deleted AS (
             AND worker = %(worker)s
         RETURNING id, queue, target, order_key
     ), updated AS (
-        UPDATE $call SET state = result.state, due_ms = coalesce(ms + result.delay, due_ms),
+        UPDATE $call SET state = result.state, due_ms = coalesce(ms + result.delay_ms, due_ms),
             attempts = result.attempts, error = result.error, reason = result.reason,
             worker = NULL, taking = NULL
-        FROM clock, unnest(%(id)b::bigint[], %(state)b::smallint[], %(delay)b::bigint[],
+        FROM clock, unnest(%(id)b::bigint[], %(state)b::smallint[], %(delay_ms)b::bigint[],
             %(attempts)b::bigint[], %(error)b::text[], %(reason)b::text[])
-            AS result(number, state, delay, attempts, error, reason)
+            AS result(number, state, delay_ms, attempts, error, reason)
         WHERE id = result.number AND $call.state = 2 AND worker = %(worker)s
         RETURNING id, queue, target, order_key
     )
@@ -289,11 +291,11 @@ class PostgresqlJournal(SqlJournal):
         keys = [(row.queue, row.target, row.order_key) for row in rows if row.order_key is not None]
         if not keys:
             with self._use(self._worker, storing=True) as db:
-                return [row[0] for row in self._run(db, APPEND, parameters)]
+                return [row[0] for row in self._rows(db, APPEND, parameters)]
 
         def work(db: _Bounded) -> list[int]:
             self._lock(db, keys)
-            return [row[0] for row in self._run(db, APPEND_ORDERED, parameters)]
+            return [row[0] for row in self._rows(db, APPEND_ORDERED, parameters)]
 
         return self._transaction(self._worker, work, storing=True)
 
@@ -320,15 +322,15 @@ class PostgresqlJournal(SqlJournal):
         try:
             with self._use(self._worker) as db:
                 with db.pipeline():
-                    ended = self._start(db, HAS_ENDED)
-                    taken = self._start(db, TAKE, parameters) if any(limits.values()) else None
+                    ended = self._execute(db, HAS_ENDED)
+                    taken = self._execute(db, TAKE, parameters) if any(limits.values()) else None
                 has_ended = ended.fetchone() is not None
                 rows = [] if taken is None else taken.fetchall()
             if has_ended and not rows:  # with rows, another backend has ended the workers meanwhile
                 self._transaction(self._worker, self._end_workers)
                 with self._use(self._worker) as db:
                     parameters["always"] = True
-                    rows = self._run(db, TAKE, parameters) if any(limits.values()) else []
+                    rows = self._rows(db, TAKE, parameters) if any(limits.values()) else []
         except BaseException:
             self._lost.add(worker, taking)
             raise
@@ -340,14 +342,14 @@ class PostgresqlJournal(SqlJournal):
         """Renew the lease of a worker."""
         with self._use(self._worker) as db:
             text = f"UPDATE $worker SET ends_ms = {NOW} + %s WHERE name = %s"
-            return self._start(db, text, (round(lease_s * 1e3), worker)).rowcount > 0
+            return self._execute(db, text, (round(lease_s * 1e3), worker)).rowcount > 0
 
     def _store(self, worker: str, delivered: list[int], updates: list[Update]) -> list[int]:
         """Store results by one statement, and settle by others if calls have order keys."""
         parameters = {"worker": worker, "delivered": delivered, **_arrays(Update, updates)}
 
         def work(db: _Bounded) -> list[int]:
-            rows = self._run(db, REPORT, parameters)
+            rows = self._rows(db, REPORT, parameters)
             self._settle(db, [row[1:] for row in rows])
             return [row[0] for row in rows]
 
@@ -362,19 +364,19 @@ class PostgresqlJournal(SqlJournal):
     def routes(self) -> list[tuple[str, str]]:
         """List queues and targets."""
         with self._use(self._scanner) as db:
-            return [(queue, target) for queue, target in self._run(db, ROUTES)]
+            return [(queue, target) for queue, target in self._rows(db, ROUTES)]
 
     def _scan(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with self._use(self._scanner) as db:
-            return self._run(db, text, parameters)
+            return self._rows(db, text, parameters)
 
     def retry(self, chosen: Filter) -> int:
         """Make calls due now."""
         condition, parameters = where(chosen, DIALECT)
 
         def work(db: _Bounded) -> int:
-            waiting = self._start(db, RETRY_WAITING + condition, parameters).rowcount
-            rows = self._run(db, RETRY_DEAD.format(condition), parameters)
+            waiting = self._execute(db, RETRY_WAITING + condition, parameters).rowcount
+            rows = self._rows(db, RETRY_DEAD.format(condition), parameters)
             self._settle(db, [row[:3] for row in rows])
             return int(waiting + sum(row[3] for row in rows))
 
@@ -385,7 +387,7 @@ class PostgresqlJournal(SqlJournal):
         condition, parameters = where(chosen, DIALECT)
 
         def work(db: _Bounded) -> int:
-            rows = self._run(db, DELETE.format(condition), parameters)
+            rows = self._rows(db, DELETE.format(condition), parameters)
             self._settle(db, [row[:3] for row in rows])
             return int(sum(row[3] for row in rows))
 
@@ -401,12 +403,12 @@ class PostgresqlJournal(SqlJournal):
 
     def _end_workers(self, db: _Bounded) -> None:
         text = f"SELECT name FROM $worker WHERE ends_ms <= {NOW} FOR UPDATE SKIP LOCKED"
-        self._end(db, [row[0] for row in self._run(db, text)])
+        self._end(db, [row[0] for row in self._rows(db, text)])
 
     def _end(self, db: _Bounded, names: list[str]) -> None:
         if names:
-            keys = self._run(db, FREE_WORKERS, (names,))
-            self._start(db, "DELETE FROM $worker WHERE name = ANY(%s::text[])", (names,))
+            keys = self._rows(db, FREE_WORKERS, (names,))
+            self._execute(db, "DELETE FROM $worker WHERE name = ANY(%s::text[])", (names,))
             self._settle(db, keys)
 
     def _free_lost(self, worker: str) -> None:
@@ -414,13 +416,13 @@ class PostgresqlJournal(SqlJournal):
         if numbers := self._lost.of(worker):
             self._transaction(
                 self._worker,
-                lambda db: self._settle(db, self._run(db, FREE_LOST, (worker, numbers))),
+                lambda db: self._settle(db, self._rows(db, FREE_LOST, (worker, numbers))),
             )
 
     def _lock(self, db: _Bounded, keys: Sequence[Key]) -> None:
         """Let no other transaction change the order of these keys."""
         buckets = {zlib.crc32("\0".join(key).encode()) % LOCKS for key in keys}
-        self._start(db, LOCK, (self._lock_class, sorted(buckets)))
+        self._execute(db, LOCK, (self._lock_class, sorted(buckets)))
 
     def _settle(self, db: _Bounded, rows: Sequence[Sequence[Any]]) -> None:
         """Settle the order keys of rows with queue, target and order key, which may be NULL."""
@@ -436,17 +438,17 @@ class PostgresqlJournal(SqlJournal):
         )
         self._lock(db, unique_keys)
         # Two statements: the second one must see what the locks have waited for.
-        self._start(db, LOCK_READY, columns)
-        self._start(db, SETTLE, columns)
+        self._execute(db, LOCK_READY, columns)
+        self._execute(db, SETTLE, columns)
 
     # --- Connections ---
 
-    def _start(self, db: _Bounded, text: str, parameters: Any = None) -> psycopg.Cursor[Any]:
+    def _execute(self, db: _Bounded, text: str, parameters: Any = None) -> psycopg.Cursor[Any]:
         """Execute a statement; in a pipeline, before the result is known."""
         return db.execute(text.replace("$", f'"{self._schema}".'), parameters, binary=True)
 
-    def _run(self, db: _Bounded, text: str, parameters: Any = None) -> list[Any]:
-        return self._start(db, text, parameters).fetchall()
+    def _rows(self, db: _Bounded, text: str, parameters: Any = None) -> list[Any]:
+        return self._execute(db, text, parameters).fetchall()
 
     def _transaction(
         self,
@@ -526,15 +528,15 @@ class PostgresqlJournal(SqlJournal):
 
     def _version(self, db: _Bounded) -> int | None:
         # Not by to_regclass: it may not see what was created while the lock was waited for.
-        if not self._run(db, HAS_TABLES, (self._schema,)):
+        if not self._rows(db, HAS_TABLES, (self._schema,)):
             return None
-        return int(self._run(db, "SELECT max(version) FROM $version")[0][0])
+        return int(self._rows(db, "SELECT max(version) FROM $version")[0][0])
 
     def _create(self, db: _Bounded) -> None:
-        if not self._run(db, "SELECT 1 FROM pg_namespace WHERE nspname = %s", (self._schema,)):
+        if not self._rows(db, "SELECT 1 FROM pg_namespace WHERE nspname = %s", (self._schema,)):
             db.execute(f'CREATE SCHEMA "{self._schema}"')
         for statement in TABLES:
-            self._start(db, statement)
+            self._execute(db, statement)
 
     def _error(self, error: psycopg.Error) -> JournalError:
         state = error.sqlstate or ""

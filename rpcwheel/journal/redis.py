@@ -266,7 +266,8 @@ class RedisJournal(JournalBackend):
                     after = int(next_id)
                 else:
                     last = int(next_id) - 1
-        ids = sorted({int(number) for number in chosen.ids or () if after < number <= LAST_ID})
+            return
+        ids = sorted({int(number) for number in chosen.ids if after < number <= LAST_ID})
         if action != "select":
             ids.reverse()
         for first in range(0, len(ids), CHUNK):
@@ -386,7 +387,7 @@ def _conditions_of(chosen: Filter) -> list[str | int]:
     age_ms = None if chosen.min_age_s is None else round(chosen.min_age_s * 1e3)
     states = None if chosen.states is None else "".join(str(int(each)) for each in chosen.states)
     if states == "":
-        states = "none"
+        states = "none"  # no state has a digit in it
     pairs: list[str | int] = []
     for text in (states, chosen.queue, chosen.target, chosen.method, chosen.error):
         pairs += (0, "") if text is None else (1, storable(text))

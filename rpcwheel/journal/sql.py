@@ -44,8 +44,8 @@ class NewRow(NamedTuple):
     method: str
     call_key: str
     body: bytes
-    delay: int
-    age: int
+    delay_ms: int
+    max_age_ms: int
     attempts: int
     error: str
     order_key: str | None
@@ -72,8 +72,8 @@ class Update(NamedTuple):
 
     id: int
     state: int
-    delay: int | None
-    """The time in ms until it is due; None: unchanged."""
+    delay_ms: int | None
+    """The time until it is due; None: unchanged."""
     attempts: int
     error: str
     reason: str
@@ -81,12 +81,12 @@ class Update(NamedTuple):
     @classmethod
     def of(cls, result: Postponed | Dead) -> Update:
         """Return the values for a result."""
-        state, delay, reason = CallState.READY, None, ""
+        state, delay_ms, reason = CallState.READY, None, ""
         if isinstance(result, Postponed):
-            delay = round(result.delay_s * 1e3)
+            delay_ms = round(result.delay_s * 1e3)
         else:
             state, reason = CallState.DEAD, storable(result.reason)
-        return cls(result.id, int(state), delay, result.attempts, storable(result.error), reason)
+        return cls(result.id, int(state), delay_ms, result.attempts, storable(result.error), reason)
 
 
 class SqlJournal(JournalBackend):

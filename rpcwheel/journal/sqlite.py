@@ -24,7 +24,6 @@ import os
 import sqlite3
 import time
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from rpcwheel._engines.paths import expanded
@@ -42,6 +41,7 @@ from .sql import COLUMNS, LARGEST_ID, Dialect, SqlJournal, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from .backend import Filter, Route, StoredCall
     from .sql import Key, NewRow, Update
@@ -81,17 +81,17 @@ TABLES: Final = (
     "CREATE INDEX ordered ON call (queue, target, order_key, state) WHERE order_key IS NOT NULL",
 )
 """`ends_ms` is the end of a worker's lease, `latest_ms` about the latest time of a transaction. The
-indexes of the
-states have all columns that `depths` reads: it is five times as fast as with reads of the table."""
+indexes of the states have all columns that `depths` reads: it is five times as fast as with reads
+of the table."""
 
 APPEND: Final = """INSERT INTO call (queue, target, method, call_key, body, due_ms, created_ms,
     expires_ms, attempts, error, order_key, state)
-    VALUES (:queue, :target, :method, :call_key, :body, :delay + :now, :now, :age + :now,
-    :attempts, :error, :order_key, :state)"""
+    VALUES (:queue, :target, :method, :call_key, :body, :delay_ms + :now, :now,
+    :max_age_ms + :now, :attempts, :error, :order_key, :state)"""
 TAKE: Final = f"""SELECT {COLUMNS} FROM call
     WHERE state = 0 AND queue = ? AND target = ? AND due_ms <= ? ORDER BY due_ms, id LIMIT ?"""
 DELETE: Final = "DELETE FROM call WHERE id = ? AND state = 2 AND worker = ?"
-UPDATE: Final = """UPDATE call SET state = :state, due_ms = coalesce(:delay + :now, due_ms),
+UPDATE: Final = """UPDATE call SET state = :state, due_ms = coalesce(:delay_ms + :now, due_ms),
     attempts = :attempts, error = :error, reason = :reason, worker = NULL
     WHERE id = :id AND state = 2 AND worker = :worker"""
 """The parameters are those of an `Update`, the worker and the time."""
@@ -581,7 +581,6 @@ class _SqliteJournalConnection(SqliteConnection):
                 "fork before the first call that fails, or start another process"
             )
         self._db = self._connect()
-        self._path = Path(self._db.execute("PRAGMA database_list").fetchone()[2])
         self._file = self._id_of_file()
         return self._db
 

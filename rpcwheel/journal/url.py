@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from rpcwheel._engines.urls import masked_url
 from rpcwheel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class JournalUrl:
     """Seconds that the caller of a failed call waits at most until its call is stored."""
 
     def __str__(self) -> str:
-        return masked_journal_url(self.text)
+        return masked_url(self.text)
 
     @property
     def path(self) -> str:
@@ -89,17 +90,6 @@ class JournalUrl:
         return value
 
 
-def masked_journal_url(url: str) -> str:
-    """Remove everything that may be secret from a URL, also a malformed one, for messages."""
-    scheme, slashes, rest = url.partition("//")
-    if not slashes:
-        scheme, rest = "", url
-    user, at, after = rest.rpartition("@")
-    if "?" in user:  # of a password, or of options that have the "@"
-        after = ""
-    return f"{scheme}{slashes}{'***' + at if at else ''}{after.partition('?')[0]}"
-
-
 def parse_journal_url(url: object) -> JournalUrl:
     """Parse the URL of a journal. Imports and connects nothing.
 
@@ -110,7 +100,7 @@ def parse_journal_url(url: object) -> JournalUrl:
     """
     if not isinstance(url, str):
         raise TypeError(f'a journal is named by a URL, such as "sqlite:///x.db", not {url!r}')
-    shown = masked_journal_url(url)
+    shown = masked_url(url)
     scheme, colon, _ = url.partition("://")
     if not colon or not _SCHEME.fullmatch(scheme):
         raise ConfigurationError(

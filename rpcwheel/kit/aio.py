@@ -73,7 +73,7 @@ class Kit(Base):
         The arguments are those of `rpcwheel.Kit.channel`, and `interceptors`, as in grpc.aio: they
         are called inside the policies, once for each attempt.
         """
-        named = {
+        service_settings = {
             "service": service,
             "lb_policy": lb_policy,
             "group": group,
@@ -85,7 +85,7 @@ class Kit(Base):
             target,
             credentials,
             probe,
-            named,
+            service_settings,
             options=options,
             compression=compression,
             interceptors=interceptors,

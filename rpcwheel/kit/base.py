@@ -13,7 +13,6 @@ import importlib
 import warnings
 import weakref
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, Self, TypeVar
 
 from rpcwheel.admission.targets import Breakers
@@ -25,6 +24,7 @@ from rpcwheel.policy import refusal
 from rpcwheel.telemetry import components
 
 from .policy import PREFIX, KitPolicy, journal_problems
+from .subchannel_heartbeats import SubchannelHeartbeats
 
 if TYPE_CHECKING:
     import os
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from rpcwheel.failback.held_calls import FailbackStats
     from rpcwheel.failback.queued_call import QueueEntry
     from rpcwheel.heartbeat.policy import HeartbeatPolicy
-    from rpcwheel.heartbeat.rules import HeartbeatState
     from rpcwheel.idle.policy import IdlePolicy
     from rpcwheel.limit.policy import LimitPolicy
     from rpcwheel.limit.rate import RatePolicy
@@ -100,7 +99,7 @@ class KitBase(
         Publisher,
     ]
 ):
-    """Everything of a kit except `channel`, `client_interceptors`, `flush` and `close`."""
+    """A kit without `channel`, `client_interceptors`, `server_executor`, `flush` and `close`."""
 
     _world: ClassVar[str]
     """The name of the modules of this world: "sync" or "aio"."""
@@ -258,7 +257,8 @@ class KitBase(
         for layer in (policy, *policy.methods.values()):
             if layer.failback is not None:
                 in_memory = layer.failback.model_copy(update={"journal": None})
-                self._load("failback").FailbackInvoker(in_memory)  # checks dead_letter
+                # Checks that this world can call `dead_letter`, without opening the journal.
+                self._load("failback").FailbackInvoker(in_memory)
         problems = [message for _, message in journal_problems(policy)]
         if problems:
             raise refusal(problems, len(problems))
@@ -325,13 +325,12 @@ class KitBase(
         target: str,
         credentials: Any,
         probe: Probe | None,
-        by_name: dict[str, Any],
+        service_settings: dict[str, Any],
         **arguments: Any,
     ) -> Channel:
         """Make the channel of `channel()`.
 
-        `by_name` are the settings that apply only to a service in a registry, `arguments` those
-        that are handed on to gRPC.
+        `service_settings` apply only to a service in a registry; `arguments` are handed on to gRPC.
         """
         from rpcwheel.resolver.target import names_service
 
@@ -339,9 +338,11 @@ class KitBase(
             raise ConfigurationError(NO_HEARTBEAT)
         if self._manager is not None and self._manager.closed:
             raise RuntimeError(CLOSED)
-        if names_service(target, by_name):
-            resolved = self._resolved(target, credentials, probe, by_name, **arguments)
-            return self._intercept(resolved, keeps=True, stacklevel=5)
+        if names_service(target, service_settings):
+            service_channel = self._service_channel(
+                target, credentials, probe, service_settings, **arguments
+            )
+            return self._intercept(service_channel, keeps=True, stacklevel=5)
         from rpcwheel.instance import explicit_target
         from rpcwheel.transport.arguments import checked_target
 
@@ -352,16 +353,16 @@ class KitBase(
             self._manager.attach(channel, probe=probe)
         return self._intercept(channel, keeps=True, stacklevel=5)
 
-    def _resolved(
+    def _service_channel(
         self,
         target: str,
         credentials: Any,
         probe: Probe | None,
-        by_name: dict[str, Any],
+        service_settings: dict[str, Any],
         **arguments: Any,
     ) -> Any:
         """Make a channel to a service in a registry, whose subchannels have heartbeats."""
-        settings = arguments | by_name | {"registry_policy": self._policy.registry_policy}
+        settings = arguments | service_settings | {"registry_policy": self._policy.registry_policy}
         if self._manager is not None:
             heartbeats = SubchannelHeartbeats(self._manager, probe)
             settings |= {"on_subchannel": heartbeats.add, "on_removed": heartbeats.remove}
@@ -628,7 +629,7 @@ class KitBase(
 
         on_serving: Callable[[PublisherBase[Any]], Callable[[], object]] | None = None
         if self._policy.idle is not None and connections is None and not self._tables:
-            running = [each for each in tuple(self._detectors) if not each.closed]
+            running: tuple[Any, ...] = self.detectors
             if server not in [detector._server() for detector in running]:  # noqa: SLF001
                 from rpcwheel.events import IdleDetectionLimited, emit
 
@@ -713,60 +714,3 @@ class KitBase(
             names.append(f"methods {', '.join(self._policy.methods)}")
         settings = ", ".join(names) or "nothing switched on"
         return f"<{type(self).__module__}.{type(self).__name__}: {settings}>"
-
-
-NOT_ANSWERED: Final = "a heartbeat was not answered"
-CONNECTION_DEAD: Final = "its connection is dead"
-"""Why heartbeats mark a subchannel as unhealthy."""
-
-
-class SubchannelHeartbeats:
-    """The heartbeats of the subchannels of one balanced channel, in either world.
-
-    A missed heartbeat marks its subchannel as unhealthy; an answered one as healthy again, unless
-    it is unhealthy for another reason.
-    """
-
-    def __init__(self, manager: Any, probe: Probe | None) -> None:
-        """Do nothing yet; a `probe` of None is that of the manager."""
-        self._manager = manager
-        self._probe = probe
-        self._heartbeats: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
-    def add(self, subchannel: Any) -> None:
-        """Attach a heartbeat to a subchannel's channel.
-
-        Does nothing if it has one, or if the kit is closed.
-        """
-        if self._manager.closed:
-            return
-        channel = subchannel.channel
-        attached, _ = self._heartbeats.get(subchannel, (None, None))
-        if attached is channel:
-            return
-        heartbeat = self._manager.attach(channel, probe=self._probe)
-        self._heartbeats[subchannel] = channel, heartbeat
-        heartbeat.add_listener(partial(_state_changed, weakref.ref(subchannel)))
-
-    def remove(self, subchannel: Any) -> None:
-        """End the heartbeat of a subchannel whose instance is gone."""
-        _, heartbeat = self._heartbeats.pop(subchannel, (None, None))
-        if heartbeat is not None:
-            heartbeat.detach()
-
-
-def _state_changed(
-    reference: weakref.ref[Any], _: object, __: HeartbeatState, state: HeartbeatState
-) -> None:
-    from rpcwheel.heartbeat.rules import HeartbeatState
-
-    subchannel = reference()
-    if subchannel is None:
-        return
-    match state:
-        case HeartbeatState.SUSPECT:
-            subchannel.mark_unhealthy(NOT_ANSWERED)
-        case HeartbeatState.DEAD:
-            subchannel.mark_unhealthy(CONNECTION_DEAD)
-        case HeartbeatState.ALIVE if subchannel.unhealthy_reason in {NOT_ANSWERED, CONNECTION_DEAD}:
-            subchannel.mark_healthy()

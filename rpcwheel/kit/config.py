@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaValue
     from pydantic_core import core_schema
 
-    Place = tuple[str, ...]
+    SettingPath = tuple[str, ...]
 
 __all__ = [
     "checked_tree",
@@ -131,7 +131,7 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
     }
     file = variables.pop(f"{prefix}CONFIG", None)
     tree = {} if file is None else _read(Path(file))
-    origins: dict[Place, str] = {}
+    origins: dict[SettingPath, str] = {}
     unknown: list[str] = []
     for name, text in variables.items():
         if "://" in text and _is_of_service(name, environ):  # it may be named as a setting is
@@ -145,7 +145,7 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
         origins[place] = name if value != text else name + _as_list(text)
         _merge(tree, checked_tree(_nest(place, value), name))
 
-    def origin(place: Place) -> str:
+    def origin(place: SettingPath) -> str:
         """Return the variable that gave a setting or a part of it, or else the file.
 
         For the place () that is all of them. A missing setting is reported with its table.
@@ -208,7 +208,7 @@ class _SettingsSchema(GenerateJsonSchema):
 
 
 def _policy(
-    tree: dict[str, Any], origin: Callable[[Place], str], others: Sequence[str] = ()
+    tree: dict[str, Any], origin: Callable[[SettingPath], str], others: Sequence[str] = ()
 ) -> KitPolicy:
     """Make a policy of the settings; `others` are problems that were found before."""
     try:
@@ -256,7 +256,7 @@ def _too_deep(where: str) -> str:
     )
 
 
-def _without_false(tree: dict[str, Any], place: Place) -> dict[str, Any]:
+def _without_false(tree: dict[str, Any], place: SettingPath) -> dict[str, Any]:
     """Replace `false` by None in settings that may be None."""
     cleared: dict[str, Any] = {}
     for name, value in tree.items():
@@ -268,7 +268,7 @@ def _without_false(tree: dict[str, Any], place: Place) -> dict[str, Any]:
     return cleared
 
 
-def _may_be_none(place: Place) -> bool:
+def _may_be_none(place: SettingPath) -> bool:
     """Return whether `false` means None here. It does not for booleans."""
     _, field = field_at(KitPolicy, place)
     kinds = set() if field is None else set(types_in(field.annotation))
@@ -408,7 +408,7 @@ def _is_of_service(name: str, environ: Mapping[str, str]) -> bool:
     return variable is not None and f"{variable[1]}_SERVICE_HOST" in environ
 
 
-def _unknown_variable(name: str, place: Place, prefix: str) -> str:
+def _unknown_variable(name: str, place: SettingPath, prefix: str) -> str:
     settings = [*KitPolicy.model_fields, "config"]
     paths = {path.replace("__", "_"): path for path in (*settings, *_inner_paths())}
     near = difflib.get_close_matches("_".join(place), paths, n=1)
@@ -445,13 +445,13 @@ def _as_list(text: str) -> str:
     return f" (not JSON; a list is written {example})"
 
 
-def _nest(place: Place, value: object) -> dict[str, Any]:
+def _nest(place: SettingPath, value: object) -> dict[str, Any]:
     for part in reversed(place[1:]):
         value = {part: value}
     return {place[0]: value}
 
 
-def _merge(tree: dict[str, Any], change: dict[str, Any], place: Place = ()) -> None:
+def _merge(tree: dict[str, Any], change: dict[str, Any], place: SettingPath = ()) -> None:
     """Merge a change into a tree: tables are merged, other values are replaced."""
     for name, value in change.items():
         here = (*place, name)
@@ -463,7 +463,7 @@ def _merge(tree: dict[str, Any], change: dict[str, Any], place: Place = ()) -> N
             tree[name] = after
 
 
-def _table(place: Place, value: object) -> object:
+def _table(place: SettingPath, value: object) -> object:
     """Return the table that a number stands for, as in `timeout = 2.0`, or else the value."""
     _, field = field_at(KitPolicy, place)
     if field is None or isinstance(value, bool) or not isinstance(value, (int, float)):

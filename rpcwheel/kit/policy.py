@@ -104,20 +104,20 @@ def journal_problems(policy: KitPolicy) -> Iterator[tuple[Place, str]]:
     Raises:
         ExtraMissing: A package that a journal needs is not installed; the message says which.
     """
-    own: dict[str, FailbackPolicy] = {}
-    refused: dict[str, str] = {}  # the URLs that were opened, each with its problem
+    policy_of_queue: dict[str, FailbackPolicy] = {}
+    problem_of_url: dict[str, str] = {}
     for pattern, settings in (("*", policy), *policy.methods.items()):
         failback = settings.failback
         if failback is None or failback.journal is None:
             continue
         place: Place = ("failback",) if settings is policy else ("methods", pattern, "failback")
-        if failback.journal not in refused:
-            refused[failback.journal] = _journal_problem(failback.journal)
-        if refused[failback.journal]:
+        if failback.journal not in problem_of_url:
+            problem_of_url[failback.journal] = _journal_problem(failback.journal)
+        if problem_of_url[failback.journal]:
             here: Place = (*place, "journal")
-            yield here, f"{path_of(here)}: {refused[failback.journal]}"
+            yield here, f"{path_of(here)}: {problem_of_url[failback.journal]}"
         name = failback.name or pattern
-        if own.setdefault(name, failback) != failback:
+        if policy_of_queue.setdefault(name, failback) != failback:
             yield place, f"{path_of(place)}: {same_name_problem(name)}"
 
 

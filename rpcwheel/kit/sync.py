@@ -105,7 +105,7 @@ class Kit(Base):
             RuntimeError: The kit has `heartbeat` and is closed.
             TypeError: An argument is of a wrong type.
         """
-        named = {
+        service_settings = {
             "service": service,
             "lb_policy": lb_policy,
             "group": group,
@@ -114,7 +114,7 @@ class Kit(Base):
             "balancer_policy": balancer_policy,
         }
         return self._make_channel(
-            target, credentials, probe, named, options=options, compression=compression
+            target, credentials, probe, service_settings, options=options, compression=compression
         )
 
     def client_interceptors(self) -> list[Any]:

@@ -182,6 +182,7 @@ class Publisher(PublisherBase[Registry]):
             return
         loop = asyncio.get_running_loop()
         self._server.loop = loop
+        # Kept: a loop has only weak references to tasks.
         self._loop_guard = loop.create_task(self._stop_with_loop())
         try:
             await on_worker(self._start)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.errors import ConfigurationError, NotPublished, RegistryError
 from rpcwheel.instance import ServiceInstance, started_now
-from rpcwheel.registry.backends import check_writable
+from rpcwheel.registry.backends import check_url_writable
 from rpcwheel.registry.registry import Registration, RegistryBase
 from rpcwheel.registry.url import parse_url
 
@@ -261,7 +261,7 @@ def registry_urls(entries: Sequence[Any]) -> list[RegistryUrl]:
 def _url_of(registry: Any) -> RegistryUrl | None:
     if isinstance(registry, str):
         url = parse_url(registry)
-        check_writable(url)
+        check_url_writable(url)
         return url
     try:
         return parse_url(registry.url)

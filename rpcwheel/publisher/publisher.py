@@ -382,9 +382,9 @@ class PublisherBase(Generic[R]):
         if grace_s == 0:
             self._shutdown.hurry()
         if is_first:
-            EXECUTOR.submit(self, self._shut_down_if_idle)
+            EXECUTOR.submit(self, self._shut_down_unless_busy)
 
-    def _shut_down_if_idle(self) -> None:
+    def _shut_down_unless_busy(self) -> None:
         """Shut down on this thread, unless another one has begun to.
 
         If a thread runs the start, that thread shuts down after it.
@@ -401,7 +401,7 @@ class PublisherBase(Generic[R]):
         Python starts no more threads in a program that ends.
         """
         if not self._shutdown_begun.wait(WORKER_START_TIMEOUT_S):
-            self._shut_down_if_idle()
+            self._shut_down_unless_busy()
 
     def _stop_on_signal(self, name: str, earlier: int) -> None:
         """Stop at the first signal, and hurry at the next ones."""

@@ -207,7 +207,7 @@ class Registry(RegistryBase):
         self._session = self._blocking._session
         self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
         self.policy = self._blocking.policy
-        """The given policy, or the default one."""
+        """The settings."""
 
     @property
     def registrations(self) -> tuple[Registration, ...]:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from .policy import RegistryRules
 
-    Event: TypeAlias = InstancesChanged | InstancesRetained | RecordSkipped
+    CacheEvent: TypeAlias = InstancesChanged | InstancesRetained | RecordSkipped
 
 FILE_DELAY_NS: Final = 1_000_000_000
 """How long the instances of an earlier run wait for a live answer, which takes milliseconds. An
@@ -203,7 +203,7 @@ class ServiceCache:
 
     def remember(
         self, instances: Iterable[ServiceInstance], age_ns: int, now_ns: int
-    ) -> list[Event]:
+    ) -> list[CacheEvent]:
         """Handle the instances of an earlier run, which were stored `age_ns` ago.
 
         Ignored once the registry has answered.
@@ -222,7 +222,7 @@ class ServiceCache:
         *,
         changed: Collection[str] | None = None,
         last_records: Mapping[str, bytes] = NO_RECORDS,
-    ) -> list[Event]:
+    ) -> list[CacheEvent]:
         """Handle a view of the registry: it has these records and no others.
 
         Args:
@@ -272,7 +272,7 @@ class ServiceCache:
         self._live = True
         return [*events, *self._show(newly_stale=bool(self._stale.keys() - stale_before))]
 
-    def contact_lost(self, reason: str, now_ns: int) -> list[Event]:
+    def contact_lost(self, reason: str, now_ns: int) -> list[CacheEvent]:
         """Handle the loss of contact with the registry, or of the registry's data."""
         events = self.step(now_ns)
         if self._contact_lost_ns is None:
@@ -283,7 +283,7 @@ class ServiceCache:
         self._reason = reason
         return [*events, *self.step(now_ns)]
 
-    def step(self, now_ns: int) -> list[Event]:
+    def step(self, now_ns: int) -> list[CacheEvent]:
         """Show the instances of an earlier run, or remove stale ones, if the time has come."""
         file_is_due = self._contact_lost_ns is not None or now_ns >= self._begun_ns + FILE_DELAY_NS
         if not self._live and self._file_written_ns is not None and file_is_due:
@@ -435,7 +435,7 @@ class ServiceCache:
 
     # What users see
 
-    def _show(self, *, newly_stale: bool = False) -> list[Event]:
+    def _show(self, *, newly_stale: bool = False) -> list[CacheEvent]:
         """Update `shown`, and return events if the snapshot differs from the last one.
 
         `newly_stale`: whether instances became stale since then.
@@ -454,7 +454,7 @@ class ServiceCache:
             self._service, instances, old.revision + 1, source, stale, expired=self._expired
         )
         self.shown = TimedSnapshot(new, self._unconfirmed_since_ns())
-        events: list[Event] = []
+        events: list[CacheEvent] = []
         if newly_stale:
             retained = len(stale)
             events.append(InstancesRetained(self._registry, self._service, retained, self._reason))

@@ -259,7 +259,12 @@ class Reconciler:
     def remove(
         self, target: ServiceInstance | RegistrationRecord, now_ns: int
     ) -> RegistrationRecord:
-        """Have an instance withdrawn, also one that this process did not publish."""
+        """Have an instance withdrawn, also one that this process did not publish.
+
+        If another instance with its key is wanted, nothing is done: publishing that one replaces
+        it. If one is being withdrawn, this one is withdrawn with it. If there is none, a record is
+        made only to withdraw it.
+        """
         if isinstance(target, RegistrationRecord):
             record = target
         else:
@@ -499,6 +504,7 @@ class Reconciler:
             if record.generation == generation:
                 record.error = error
                 record.attempts += concerns_one
+                # Otherwise the pause of the registry applies.
                 self._plan(record, now_ns + delay_ns * concerns_one)
         if self.closing and not self._closing_attempts:  # no caller waits for it
             self._due.clear()

@@ -293,8 +293,8 @@ class Registry(RegistryBase):
     What is registered stays published through failures, restarts, wipes and expired leases of the
     registry, until it is unregistered. Failed requests are repeated without limit.
 
-    Args, errors: as `open_registry`; `backend` may also be a `RegistryBackend`, whose lease must be
-    the policy's.
+    Args and errors are those of `open_registry`; `backend` may also be a `RegistryUrl`. The lease
+    of a `RegistryBackend` must be that of the policy.
 
     Thread-safe; a context manager that closes. One that is dropped unclosed warns
     (`ResourceWarning`) and goes on. At the interpreter's exit it does nothing, and its lease runs

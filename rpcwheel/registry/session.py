@@ -263,8 +263,8 @@ class RegistrySession:
             self.rules,
             timer=timer,
             snapshots=snapshots,
-            on_view=self._backend_answered,
-            on_contact_lost=self._contact_lost,
+            on_answer=self._backend_answered,
+            on_loss=self._contact_lost,
             emit=self.emit,
             on_unused=self.lookups.remember,
         )

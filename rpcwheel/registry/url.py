@@ -22,6 +22,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote
 
+from rpcwheel._engines.urls import masked_url
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import checked_host
 
@@ -197,28 +198,20 @@ def parse_url(url: str) -> RegistryUrl:
         raise ConfigurationError(f"{shown!r}: {unknown if near else error}") from None
 
 
-def masked_url(url: str) -> str:
-    """Remove everything that may be secret from a URL, also a malformed one, for messages."""
-    scheme, slashes, rest = url.partition("//")
-    if not slashes:
-        scheme, rest = "", url
-    _, at, after = rest.rpartition("@")
-    return f"{scheme}{slashes}{'***' + at if at else ''}{after.partition('?')[0]}"
-
-
 def _parse(scheme: str, rest: str) -> RegistryUrl:
     rest, _, query = rest.partition("?")
     authority, slash, path = rest.partition("/")
     options = _options(query)
     namespace = _a_name("namespace", options.pop("namespace", NAMESPACE))
-    user, password, hosts = "", "", Hosts()
+    user, password = "", ""
+    hosts: Hosts = ()
     if scheme in FILE_SCHEMES:
         path, service = _file(scheme, authority, slash + path), ""
     elif path and _path_is_own(scheme):
         if authority not in FILE_PREFIXES:
             user, password, hosts = _authority(authority, path + "?" + query)
             authority = ""
-        path, service = _without_zero(authority + slash + unquote(path)), ""
+        path, service = _without_nul(authority + slash + unquote(path)), ""
     else:
         user, password, hosts = _authority(authority, path + "?" + query)
         path, service = "", _service(scheme, unquote(path))
@@ -304,10 +297,10 @@ def _file(scheme: str, authority: str, path: str) -> str:
     path = unquote(path)
     if path in {"", "/"} or path.endswith("/"):
         raise ConfigurationError(f"the name of the file is missing: {scheme}:///run/shop.db")
-    return authority + re.sub(r"^//+", "/", _without_zero(path))
+    return authority + re.sub(r"^//+", "/", _without_nul(path))
 
 
-def _without_zero(path: str) -> str:
+def _without_nul(path: str) -> str:
     if "\0" in path:
         raise ConfigurationError("the name of the file contains a null character")
     return path

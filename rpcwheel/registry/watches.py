@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .backend import RegistryBackend, View, Watch
-    from .cache import Event
+    from .cache import CacheEvent
     from .policy import RegistryRules
     from .snapshot_files import SnapshotFiles
 
@@ -124,8 +124,8 @@ class ServiceWatch:
         *,
         timer: Timer | None,
         snapshots: SnapshotFiles | None,
-        on_view: Callable[[], object],
-        on_contact_lost: Callable[[str], object],
+        on_answer: Callable[[], object],
+        on_loss: Callable[[str], object],
     ) -> None:
         """Start without instances; nothing is known yet, except perhaps by the file.
 
@@ -136,16 +136,16 @@ class ServiceWatch:
             timer: None for `shared_timer()`.
             snapshots: The files, of which its own is read now and kept up to date; they stay the
                 caller's.
-            on_view: Called on the backend's threads at each view; must not block.
-            on_contact_lost: The same, with the reason, when contact is lost.
+            on_answer: Called on the backend's threads at each view; must not block.
+            on_loss: The same, with the reason, when contact is lost.
         """
         self.service = service
-        self._clock = clock_of(timer)
+        self._now_ns = clock_of(timer)
         self._timer = OneShotTimer(timer, self._wake, registry)
         self._snapshots = snapshots
-        self._on_view = on_view
-        self._on_contact_lost = on_contact_lost
-        self._cache = ServiceCache(registry, service, rules, self._clock())
+        self._on_answer = on_answer
+        self._on_loss = on_loss
+        self._cache = ServiceCache(registry, service, rules, self._now_ns())
         self._shown: TimedSnapshot | None = None
         self._closed = False
         self._updates, self._events = SerialExecutor(), NotificationQueue()
@@ -166,7 +166,7 @@ class ServiceWatch:
     def snapshot(self) -> Snapshot | None:
         """The snapshot with its present age; None if there is none yet. Takes no lock."""
         shown = self._shown
-        return None if shown is None else shown.at(self._clock())
+        return None if shown is None else shown.at(self._now_ns())
 
     def add_listener(self, function: Callable[[Snapshot], object]) -> Listener:
         """Call a function with the snapshot, if there is one, and at each change.
@@ -208,12 +208,12 @@ class ServiceWatch:
     def on_view(self, view: View) -> None:
         """Take a view of the registry. Never blocks; any thread."""
         self._add(_Pending(view.records, view.changed))
-        self._on_view()
+        self._on_answer()
 
     def on_contact_lost(self, reason: str) -> None:
         """Note that the registry has lost contact or its data. Never blocks; any thread."""
         self._add(reason)
-        self._on_contact_lost(reason)
+        self._on_loss(reason)
 
     def close(self) -> None:
         """Stop listeners and timeouts, and end the calls of `wait`. Idempotent; never blocks.
@@ -291,11 +291,11 @@ class ServiceWatch:
                 )  # fmt: skip
                 self._apply(update)
 
-    def _apply(self, update: Callable[[int], list[Event]]) -> None:
+    def _apply(self, update: Callable[[int], list[CacheEvent]]) -> None:
         """Update the cache, and show the result."""
         if self._closed:
             return
-        events = update(self._clock())
+        events = update(self._now_ns())
         before, shown = self._shown, self._cache.shown
         self._shown = shown
         if shown is not None and (before is None or before.snapshot is not shown.snapshot):
@@ -348,8 +348,8 @@ class WatchManager:
         *,
         timer: Timer | None,
         snapshots: SnapshotFiles | None,
-        on_view: Callable[[], object],
-        on_contact_lost: Callable[[str], object],
+        on_answer: Callable[[], object],
+        on_loss: Callable[[str], object],
         emit: Callable[..., object],
         on_unused: Callable[[Snapshot], object],
     ) -> None:
@@ -360,8 +360,8 @@ class WatchManager:
             rules: As for `ServiceWatch`.
             timer: The same.
             snapshots: The same.
-            on_view: The same.
-            on_contact_lost: The same.
+            on_answer: The same.
+            on_loss: The same.
             emit: Takes events as arguments; must not block.
             on_unused: Called with the last snapshot of a service that has no user any more.
         """
@@ -372,7 +372,7 @@ class WatchManager:
         self._on_unused = on_unused
         self._new_watch = partial(
             ServiceWatch, registry=self._registry, rules=rules, timer=timer,
-            snapshots=snapshots, on_view=on_view, on_contact_lost=on_contact_lost,
+            snapshots=snapshots, on_answer=on_answer, on_loss=on_loss,
         )  # fmt: skip
         self._closed = False
         self._timer = OneShotTimer(timer, self._timer_expired, self._registry)

@@ -77,7 +77,7 @@ class SharedRegistries:
             return users == 1
 
 
-SESSIONS: Final = SharedRegistries()
+SHARED_REGISTRIES: Final = SharedRegistries()
 """The shared registries of this process."""
 
 
@@ -92,11 +92,11 @@ def new_channel(
     timer: Timer | None,
     **settings: Any,
 ) -> C:
-    """Make the channel of `insecure_channel` and `secure_channel`, whose other arguments follow.
+    """Make the channel for `insecure_channel` or `secure_channel`.
 
     Args:
-        channel_class: Of a channel to an address.
-        resolved_class: Of a channel to a service by its name.
+        channel_class: Makes a channel to an address.
+        resolved_class: Makes a channel to a service.
         registry_class: Of a registry of the user's.
         target: This and all others: see `rpcwheel.insecure_channel`.
         credentials: None: without encryption.
@@ -107,8 +107,9 @@ def new_channel(
     Raises:
         RuntimeError, ConfigurationError, ExtraMissing, TypeError: As `insecure_channel`.
     """
-    names = {"compression", "interceptors"} & settings.keys()
-    shared = {"credentials": credentials, "timer": timer, **{n: settings.pop(n) for n in names}}
+    shared = {"credentials": credentials, "timer": timer}
+    for name in {"compression", "interceptors"} & settings.keys():
+        shared[name] = settings.pop(name)
     if not names_service(target, settings):
         address = explicit_target(checked_target(target))
         return channel_class(address, options=options, **shared)
@@ -174,7 +175,9 @@ class Resolver:
         self._key = target.registry_key, policy, id(timer)
         url: Any = target.url
         self._registry = (
-            SESSIONS.acquire(self._key, partial(Registry, url, registry_policy=policy, timer=timer))
+            SHARED_REGISTRIES.acquire(
+                self._key, partial(Registry, url, registry_policy=policy, timer=timer)
+            )
             if registry is None
             else registry
         )
@@ -225,7 +228,7 @@ class Resolver:
             self._dropped.detach()
         if self._subscription is not None:
             self._subscription.close()
-        if self._target.url is not None and SESSIONS.release(self._key, self._registry):
+        if self._target.url is not None and SHARED_REGISTRIES.release(self._key, self._registry):
             self._registry.close()
 
     def refresh(self) -> None:

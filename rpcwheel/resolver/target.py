@@ -11,10 +11,11 @@ import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from rpcwheel._engines.urls import masked_url
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import GRPC_SCHEMES, joined
 from rpcwheel.registry.backends import check_scheme
-from rpcwheel.registry.url import DUBBO_SCHEMES, HEADLESS, RegistryUrl, masked_url, parse_url
+from rpcwheel.registry.url import DUBBO_SCHEMES, HEADLESS, RegistryUrl, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence

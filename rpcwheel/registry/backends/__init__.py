@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_scheme", "open_backend"]
 
-OURS: Final = {
+BACKENDS: Final = {
     "memory": ("memory:MemoryBackend", ""),
     "sqlite": ("sqlite:SqliteBackend", ""),
     "etcd": ("etcd:EtcdBackend", "etcd"),
@@ -56,14 +56,14 @@ def open_backend(url: str | RegistryUrl, settings: Settings) -> RegistryBackend:
             )
         return backend_class(url, settings)
     except ModuleNotFoundError as error:
-        _, extra = OURS.get(url.scheme, ("", ""))
+        _, extra = BACKENDS.get(url.scheme, ("", ""))
         advice = f"pip install 'rpcwheel[{extra}]'" if extra else "install what brings it"
         raise ExtraMissing(
             f"{url.scheme}:// needs the package {error.name!r}, which is not here: {advice}"
         ) from error
 
 
-def check_writable(url: RegistryUrl) -> None:
+def check_url_writable(url: RegistryUrl) -> None:
     """Check that instances can be published in the registry of a URL.
 
     Raises:
@@ -74,8 +74,8 @@ def check_writable(url: RegistryUrl) -> None:
 
 
 def _load(url: RegistryUrl) -> object:
-    if url.scheme in OURS:
-        module, _, name = OURS[url.scheme][0].partition(":")
+    if url.scheme in BACKENDS:
+        module, _, name = BACKENDS[url.scheme][0].partition(":")
         return getattr(importlib.import_module(f".{module}", __name__), name)
     entry_point = _entry_point(url)
     try:
@@ -94,14 +94,14 @@ def check_scheme(url: RegistryUrl) -> None:
     Raises:
         ConfigurationError: None has it. The message names the nearest scheme.
     """
-    if url.scheme not in OURS:
+    if url.scheme not in BACKENDS:
         _entry_point(url)
 
 
 def _entry_point(url: RegistryUrl) -> EntryPoint:
     entries: dict[str, EntryPoint] = {entry.name: entry for entry in entry_points(group=GROUP)}
     if url.scheme not in entries:
-        schemes = sorted({*OURS, *entries})
+        schemes = sorted({*BACKENDS, *entries})
         near = difflib.get_close_matches(url.scheme, schemes, n=1)
         meant = f"did you mean {near[0]}://? " if near else ""
         raise ConfigurationError(

@@ -42,8 +42,9 @@ from .dubbo_application import (
 )
 from .dubbo_following import ApplicationLevel
 from .dubbo_metadata import MetadataCache
+from .dubbo_reads import NodeReads
 from .dubbo_url import consumer_of, node_name, parameters_of, parsed, record_of
-from .zookeeper_nodes import MAX_ATTEMPTS, NodeReads, ZookeeperNodes, failed, session_id
+from .zookeeper_nodes import MAX_ATTEMPTS, ZookeeperNodes, failed, is_own, session_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -113,9 +114,6 @@ class DubboBackend(ZookeeperNodes):
         self._watches: dict[str, Callable[[WatchedEvent], None]] = {}
         """The callback of the watches of each service, always the same: kazoo calls equal ones
         once."""
-        self._fired: dict[str, set[str]] = {}
-        """Paths of nodes whose watch has fired, by service. Not locked: kazoo's thread adds paths,
-        and `_read_watched` takes them out one by one."""
 
     def interface_of(self, service: str) -> str:
         """Return the Java interface of a service."""
@@ -234,8 +232,7 @@ class DubboBackend(ZookeeperNodes):
 
     def _watch_fired(self, service: str, event: WatchedEvent) -> None:
         if event.type != EventType.NONE:
-            self._fired.setdefault(service, set()).add(event.path)
-            self._polling.request_read(service)
+            self._note_fired(service, event.path)
 
     # Reading services
 
@@ -244,9 +241,7 @@ class DubboBackend(ZookeeperNodes):
 
     def _read_watched(self, service: str, previous: View | None) -> View:
         client, end_ns = self._session.client(), self._session.end_ns()
-        marked, fired = self._fired.setdefault(service, set()), set()
-        while marked:
-            fired.add(marked.pop())
+        fired = self._take_fired(service)
         unchanged: Mapping[str, Any] = {}
         if isinstance(previous, _DubboView):
             if previous.is_complete and not fired:
@@ -328,7 +323,7 @@ class DubboBackend(ZookeeperNodes):
             owned = present & created
             for path, (_, stat) in self._get(client, present - created, end_ns).items():
                 # the node of a session that has died would be deleted with it
-                owned |= {path} if stat.ephemeralOwner == session_id(client) else set()
+                owned |= {path} if is_own(client, stat) else set()
             for path, instance in paths.items():
                 doomed = by_id.get(instance.id, set()) - ({path} & owned)
                 if path in owned and not doomed:
@@ -373,7 +368,7 @@ class DubboBackend(ZookeeperNodes):
             for _ in range(MAX_ATTEMPTS):
                 nodes = self._get(client, [path], end_ns)
                 transaction = client.transaction()
-                if path in nodes and data is None and not self._is_own(client, nodes[path][1]):
+                if path in nodes and data is None and not is_own(client, nodes[path][1]):
                     break  # a successor's
                 if path in nodes:
                     transaction.delete(path, nodes[path][1].version)
@@ -389,9 +384,6 @@ class DubboBackend(ZookeeperNodes):
                 self._results([parent], [client.ensure_path_async(parent)], end_ns)
             else:
                 raise self._conflict([path])
-
-    def _is_own(self, client: KazooClient, stat: Any) -> bool:
-        return bool(stat.ephemeralOwner == session_id(client))
 
     def _put_metadata(
         self, client: KazooClient, served: Sequence[ServiceInstance], end_ns: int

@@ -113,8 +113,8 @@ def metadata_of(
     """Return the revision and the metadata of the services of one server.
 
     Servers that differ only in their host share a revision, as in Dubbo, whose `MetadataInfo` does
-    not contain the host either. Neither Dubbo nor rpcwheel deletes metadata, so
-    each host would leave its own.
+    not contain the host either. Neither Dubbo nor rpcwheel deletes metadata, so each host would
+    leave its own.
 
     Args:
         application: The name of the application.
@@ -298,6 +298,18 @@ def _port(value: object) -> int:
 
 # The messages of MetadataServiceV2, in the encoding of protobuf
 
+SERVICES_FIELD: Final = 3
+"""The number of the field of `MetadataInfoV2` that is a map."""
+
+PARAMETERS_FIELD: Final = 7
+"""The number of the field of `ServiceInfoV2` that is a map."""
+
+KEY, VALUE = 1, 2
+"""The fields of an entry of a map."""
+
+SERVICE_FIELDS: Final = {1: "name", 2: "group", 3: "version", 4: "protocol", 5: "port", 6: "path"}
+"""The other fields of `ServiceInfoV2`, and their names in ZooKeeper."""
+
 
 def metadata_request(revision: str) -> bytes:
     """Return a `MetadataRequest`."""
@@ -313,32 +325,19 @@ def read_metadata_message(data: bytes) -> ApplicationMetadata:
     """
     services = []
     for number, value in _fields(data):
-        if number == SERVICES:
+        if number == SERVICES_FIELD:
             fields = dict(_fields(_message(value)))
-            services.append(_service_in(_message(fields.get(VALUE, b""))))
+            services.append(_service_of_message(_message(fields.get(VALUE, b""))))
     return ApplicationMetadata(tuple(services))
 
 
-SERVICES: Final = 3
-"""The field of `MetadataInfoV2` that is a map."""
-
-PARAMETERS: Final = 7
-"""The field of `ServiceInfoV2` that is a map."""
-
-KEY, VALUE = 1, 2
-"""The fields of an entry of a map."""
-
-SERVICE_FIELDS: Final = {1: "name", 2: "group", 3: "version", 4: "protocol", 5: "port", 6: "path"}
-"""The other fields of `ServiceInfoV2`, and their names in ZooKeeper."""
-
-
-def _service_in(data: bytes) -> DubboService:
+def _service_of_message(data: bytes) -> DubboService:
     record: dict[str, object] = {}
     parameters: dict[str, str] = {}
     for number, value in _fields(data):
         if number in SERVICE_FIELDS:
             record[SERVICE_FIELDS[number]] = value if isinstance(value, int) else value.decode()
-        elif number == PARAMETERS:
+        elif number == PARAMETERS_FIELD:
             entry = {key: _message(text).decode() for key, text in _fields(_message(value))}
             parameters[entry.get(KEY, "")] = entry.get(VALUE, "")
     return _service_of(record | {"params": parameters})

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Container, Mapping
 
     from .dubbo_metadata import MetadataCache, Revision
-    from .zookeeper_nodes import NodeReads
+    from .dubbo_reads import NodeReads
 
 CACHED_NODES: Final = 16384
 """Nodes are read again with each change of a service. To make the records of one takes 50 us."""
@@ -138,8 +138,8 @@ class ApplicationLevel:
             for revision, having in wanted.items()
             if len(addresses[revision]) < len(having)
         }
-        new = [each for each in wanted if each not in stored]
-        new = [each for each in new if self._metadata.ask(each, addresses[each])]
+        kept_by_processes = [each for each in wanted if each not in stored]
+        new = [each for each in kept_by_processes if self._metadata.ask(each, addresses[each])]
         data = reads.data([path for paths in stored.values() for path in paths])
         for revision, paths in stored.items():
             path = next((path for path in paths if path in data), paths[0])

@@ -79,7 +79,6 @@ class EtcdBackend(RegistryBackend):
         self._root = f"/{url.namespace}/v1/".encode()
         self._lock = threading.Lock()
         """Makes `close`, on any thread, see all leases that were granted or abandoned before it."""
-        self._closing = False
         self._lease = 0
         """The id of the lease; 0: there is none."""
         self._renew_by_s = 0.0
@@ -151,9 +150,9 @@ class EtcdBackend(RegistryBackend):
             self._client.close()
             return
         with self._lock:
-            if self._closing:
+            if self._closed:
                 return
-            self._closing = True
+            self._closed = True
             leases = {self._lease, *self._abandoned} - {0}
             self._lease = 0
         self._watches.stop()
@@ -164,7 +163,7 @@ class EtcdBackend(RegistryBackend):
         self._watches.join()
 
     def _check_open(self) -> None:
-        if self._closing or self._client.forked:
+        if self._closed or self._client.forked:
             raise self._client.closed_error()
 
     def _prefix(self, service: str) -> bytes:
@@ -246,7 +245,7 @@ class EtcdBackend(RegistryBackend):
             self._lose_lease("wiped")
         self._last_revision = response.header.revision
         with self._lock:
-            if not self._closing:
+            if not self._closed:
                 self._lease = response.ID
         return int(response.ID)
 

@@ -56,7 +56,7 @@ class EtcdWatches:
         """
         self._client = client
         self._read = read
-        self._clock = clock_of(settings.timer)
+        self._now_ns = clock_of(settings.timer)
         self._messages = messages()
         probe_interval_s = settings.lease_s / 3
         self._core = core.WatchCore(
@@ -88,7 +88,7 @@ class EtcdWatches:
             if not self._closed:
                 self._start_thread()
                 self._watchers[number] = notifier, prefix
-                self._perform(self._core.add(number, prefix, self._clock()))
+                self._perform(self._core.add(number, prefix, self._now_ns()))
         if self._closed:
             notifier.close()
         return notifier
@@ -173,7 +173,7 @@ class EtcdWatches:
             return
         with self._changed:
             if not self._closed:
-                self._perform(self._core.tick(self._clock()))
+                self._perform(self._core.tick(self._now_ns()))
 
     # On the watch thread
 
@@ -189,7 +189,7 @@ class EtcdWatches:
                 reason = repr(error)
             with self._changed:
                 self._stream = None
-                actions = self._perform(self._core.ended(reason, self._clock()))
+                actions = self._perform(self._core.ended(reason, self._now_ns()))
             self._perform_blocking(actions)
 
     def _wait_until_needed(self) -> bool:
@@ -211,7 +211,7 @@ class EtcdWatches:
                 self._stream, self._requests = stream, requests
                 if self._closed:
                     self._end_stream()
-                actions = self._perform(self._core.opened(self._clock()))
+                actions = self._perform(self._core.opened(self._now_ns()))
             self._perform_blocking(actions)
             for message in stream:
                 response = self._response(message)
@@ -219,7 +219,7 @@ class EtcdWatches:
                 if is_refused and self._client.has_new_token(stream, first):
                     return
                 with self._changed:
-                    actions = self._perform(self._core.received(response, self._clock()))
+                    actions = self._perform(self._core.received(response, self._now_ns()))
                 self._perform_blocking(actions)
         finally:
             if stream is not None:
@@ -256,7 +256,7 @@ class EtcdWatches:
                     revision, contents = self._read(prefixes.values())
                     by_number = dict(zip(prefixes, contents, strict=True))
                     with self._changed:
-                        more = self._perform(self._core.read(by_number, revision, self._clock()))
+                        more = self._perform(self._core.read(by_number, revision, self._now_ns()))
                     self._perform_blocking(more)
                 case core.NotifyView(number, records, revision, changed):
                     self._notify(number, View(records, revision, changed))

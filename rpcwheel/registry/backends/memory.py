@@ -149,7 +149,7 @@ class MemoryBackend(RegistryBackend):
                 f"{url}: memory:// takes a name at most, such as memory://orders"
             )
         self._timer: Timer | None = checked_timer(settings.timer)
-        self._now = clock_of(settings.timer)
+        self._now_ns = clock_of(settings.timer)
         self._lease_ns = to_ns(settings.lease_s)
         name = url.hosts[0][0] if url.hosts else ""
         self._engine = _engine_of(name)
@@ -246,7 +246,7 @@ class MemoryBackend(RegistryBackend):
         if self._lease.over:
             self._lease = _Lease()
         lease = self._lease
-        before, lease.ends_ns = lease.ends_ns, self._now() + self._lease_ns
+        before, lease.ends_ns = lease.ends_ns, self._now_ns() + self._lease_ns
         if lease.timeout is None:
             try:
                 self._add_timeout(lease, self._lease_ns)
@@ -264,7 +264,7 @@ class MemoryBackend(RegistryBackend):
     def _end_if_due(self, lease: _Lease) -> None:
         """End the lease if it was not renewed. On the timer's thread."""
         with self._engine.changing() as changed:
-            left_ns = lease.ends_ns - self._now()
+            left_ns = lease.ends_ns - self._now_ns()
             if lease.over:
                 return
             if left_ns <= 0:

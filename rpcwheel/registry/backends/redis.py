@@ -95,7 +95,7 @@ class RedisBackend(RegistryBackend):
         super().__init__(url, settings)
         self._options = _options_of(url, settings)
         self._prefix = f"{{{url.namespace}}}:"
-        self._now = clock_of(settings.timer)
+        self._now_ns = clock_of(settings.timer)
         self._polling = PollingWatcher(
             url,
             self._read,
@@ -136,7 +136,7 @@ class RedisBackend(RegistryBackend):
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
         for batch in _batches(instances):
-            now_ns = self._now()
+            now_ns = self._now_ns()
             pairs = [part for instance in batch for part in (_field(instance), instance.encoded())]
             began = self._run(self._register, self._owner, *pairs)
             if not self._published:
@@ -152,7 +152,7 @@ class RedisBackend(RegistryBackend):
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
         lost: dict[tuple[str, str], Lost] = {}
-        now_ns, began = self._now(), self._renewed_in
+        now_ns, began = self._now_ns(), self._renewed_in
         for batch in _batches(instances):
             began, fields = self._run(self._renew, self._owner, *_fields_and_epochs(batch))
             missing = {field.decode() for field in fields}

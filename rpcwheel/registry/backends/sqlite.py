@@ -82,7 +82,7 @@ class SqliteBackend(RegistryBackend):
             raise ConfigurationError(f"{url}: the file is missing: sqlite:///run/registry.db")
         poll_s = url.seconds("poll", default=POLL_S)
         self._lease_ns = to_ns(settings.lease_s)
-        self._now = clock_of(settings.timer)
+        self._now_ns = clock_of(settings.timer)
         self._file = SqliteFile(url.path, settings.timeout_s)
         # For watches: `check_for_writes` reports only writes of other connections, and the watches
         # must see those of `_file` too.
@@ -197,7 +197,7 @@ class SqliteBackend(RegistryBackend):
 
     def _delete_ended_leases(self, db: sqlite3.Connection) -> None:
         """Delete the leases of all processes that have ended, with their instances."""
-        if db.execute(END_LEASES, {"now": self._now()}).rowcount:
+        if db.execute(END_LEASES, {"now": self._now_ns()}).rowcount:
             db.execute(DELETE_ORPHANS)
             db.execute(COUNT_CHANGE)
 
@@ -205,7 +205,7 @@ class SqliteBackend(RegistryBackend):
         """Renew the lease of this process and return its id; None if there is none any more."""
         if self._lease is None:
             return None
-        ends_ns = self._now() + self._lease_ns
+        ends_ns = self._now_ns() + self._lease_ns
         changed = db.execute(
             "UPDATE lease SET ends_ns = ? WHERE id = ?", (ends_ns, self._lease)
         ).rowcount
@@ -215,7 +215,7 @@ class SqliteBackend(RegistryBackend):
         lease = secrets.token_hex(8)
         db.execute(
             "INSERT INTO lease (id, ends_ns, length_ns) VALUES (?, ?, ?)",
-            (lease, self._now() + self._lease_ns, self._lease_ns),
+            (lease, self._now_ns() + self._lease_ns, self._lease_ns),
         )
         return lease
 
@@ -236,7 +236,7 @@ class SqliteBackend(RegistryBackend):
         Returns:
             For each row the end of its lease, and the columns after the first two.
         """
-        now_ns = self._now()
+        now_ns = self._now_ns()
         return [
             (ends_ns, row)
             for ends_ns, length_ns, *row in rows
@@ -271,7 +271,7 @@ class SqliteBackend(RegistryBackend):
                 return True
         for service in self._first_end_ns.keys() - self._polling.services:
             del self._first_end_ns[service]
-        now_ns = self._now()
+        now_ns = self._now_ns()
         return any(ends_ns <= now_ns for ends_ns in self._first_end_ns.values())
 
     def reset(self) -> None:

@@ -21,7 +21,7 @@ from kazoo.protocol.states import EventType, WatchedEvent
 from rpcwheel.instance import record_epoch
 from rpcwheel.registry.backend import View
 
-from .zookeeper_nodes import MAX_ATTEMPTS, ZookeeperNodes, failed, session_id
+from .zookeeper_nodes import MAX_ATTEMPTS, ZookeeperNodes, failed, is_own, session_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -49,9 +49,6 @@ class ZookeeperBackend(ZookeeperNodes):
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:
         super().__init__(url, settings)
         self._root = f"/{url.namespace}/v1"
-        # Names of nodes whose watch has fired, by service. Not locked: kazoo's thread adds names,
-        # and `_read_watched` takes them out one by one.
-        self._fired: dict[str, set[str]] = {}
 
     def publish(self, instances: Sequence[ServiceInstance]) -> None:
         client, end_ns = self._session.client(), self._session.end_ns()
@@ -102,17 +99,14 @@ class ZookeeperBackend(ZookeeperNodes):
     def _watch_fired(self, event: WatchedEvent) -> None:
         if event.type != EventType.NONE:
             service, _, name = event.path.removeprefix(f"{self._root}/").partition("/")
-            self._fired.setdefault(service, set()).add(name or LIST)
-            self._polling.request_read(service)
+            self._note_fired(service, name or LIST)
 
     # Reading services
 
     def _read_watched(self, service: str, previous: View | None) -> View:
         """Read what has changed since `previous` (None: everything), and set watches on it."""
         client, end_ns = self._session.client(), self._session.end_ns()
-        marked, fired = self._fired.setdefault(service, set()), set()
-        while marked:
-            fired.add(marked.pop())
+        fired = self._take_fired(service)
         before: Mapping[str, bytes] = previous.nodes if isinstance(previous, _NodesView) else {}
         if previous is None:
             fired.add(LIST)
@@ -188,7 +182,7 @@ class ZookeeperBackend(ZookeeperNodes):
         nodes = self._get(client, taken, end_ns)
         requests = []
         for path, (_, stat) in nodes.items():
-            if stat.ephemeralOwner == session_id(client):
+            if is_own(client, stat):
                 requests.append(client.set_async(path, taken[path], stat.version))
             else:
                 transaction = client.transaction()

@@ -1,4 +1,4 @@
-"""What the backends with nodes in ZooKeeper have in common: renewals, watches, and reading nodes.
+"""What the backends with nodes in ZooKeeper have in common: renewals, watches, and requests.
 
 Each published instance is one ephemeral node. A backend decides on its path and its contents.
 
@@ -79,6 +79,9 @@ class ZookeeperNodes(RegistryBackend):
         # connection of the watch, and the epoch.
         self._verified: dict[str, tuple[int, str]] = {}
         self._renewals = 0
+        self._fired: dict[str, set[str]] = {}
+        """Names or paths of nodes whose watch has fired, by service. Not locked: kazoo's thread
+        adds them, and `_take_fired` takes them out one by one."""
 
     # For subclasses to override
 
@@ -121,8 +124,8 @@ class ZookeeperNodes(RegistryBackend):
             raise
         for path, instance in unverified.items():
             data, stat = nodes.get(path, (b"", None))
-            owner = stat and stat.ephemeralOwner
-            if owner != session_id(client) or not self._has_epoch_of(instance, data):
+            is_held = stat is not None and is_own(client, stat)
+            if not is_held or not self._has_epoch_of(instance, data):
                 self._verified.pop(path, None)
                 lost[instance.key] = self._why_lost(client, instance)
         return lost
@@ -147,6 +150,20 @@ class ZookeeperNodes(RegistryBackend):
     def _own_node_changed(self, event: WatchedEvent) -> None:
         if event.type != EventType.NONE:  # NONE: connection lost, which the session reports
             self._verified.pop(event.path, None)
+
+    def _note_fired(self, service: str, node: str) -> None:
+        """Note that the watch of a node of a service has fired, and have the service read again."""
+        self._fired.setdefault(service, set()).add(node)
+        self._polling.request_read(service)
+
+    # Watches
+
+    def _take_fired(self, service: str) -> set[str]:
+        """Return the nodes of a service whose watch has fired since the last call."""
+        marked, fired = self._fired.setdefault(service, set()), set()
+        while marked:
+            fired.add(marked.pop())
+        return fired
 
     # Requests
 
@@ -194,21 +211,6 @@ class ZookeeperNodes(RegistryBackend):
             if not isinstance(result, NoNodeError)
         }
 
-    def read_nodes(
-        self,
-        client: KazooClient,
-        request: Callable[..., Any],
-        paths: Collection[str],
-        end_ns: int,
-        watch: Callable[[WatchedEvent], None] | None,
-    ) -> dict[str, Any]:
-        """Send a request for each path, which leaves a watch; None: there is no such node."""
-        results = self._results(paths, [request(path, watch) for path in paths], end_ns)
-        missing = [path for path, result in results.items() if isinstance(result, NoNodeError)]
-        if missing and watch is not None:
-            self._watch_missing(client, missing, end_ns, watch)
-        return results | dict.fromkeys(missing)
-
     def _with_children(
         self, client: KazooClient, paths: Mapping[str, str], end_ns: int
     ) -> list[str]:
@@ -247,56 +249,6 @@ class ZookeeperNodes(RegistryBackend):
         return RegistryUnavailable(f"{self.url}: others change the same nodes: {', '.join(paths)}")
 
 
-class NodeReads:
-    """The nodes from which one view of a service is made.
-
-    With a watch, the next view can take those nodes from this one whose watch has not fired.
-    """
-
-    def __init__(
-        self,
-        backend: ZookeeperNodes,
-        client: KazooClient,
-        end_ns: int,
-        *,
-        watch: Callable[[WatchedEvent], None] | None = None,
-        unchanged: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Read nothing yet.
-
-        Args:
-            backend: The backend.
-            client: The client.
-            end_ns: When to give up.
-            watch: Left on each node that is read.
-            unchanged: `nodes` of an earlier view, without those whose watch has fired.
-        """
-        self._backend = backend
-        self._client = client
-        self.end_ns = end_ns
-        self._watch = watch
-        self._unchanged = unchanged or {}
-        self.nodes: dict[str, Any] = {}
-        """The names of children, or the data, by path; None: there is no such node."""
-
-    def children(self, paths: Collection[str]) -> dict[str, frozenset[str]]:
-        """Return the names of the children of these nodes, by path; none of missing nodes."""
-        listed = self._read(paths, self._client.get_children_async)
-        return {path: frozenset(names or ()) for path, names in listed.items()}
-
-    def data(self, paths: Collection[str]) -> dict[str, bytes]:
-        """Return the data of those of these nodes that exist, by path."""
-        read = self._read(paths, self._client.get_async)
-        return {path: bytes(result[0] or b"") for path, result in read.items() if result}
-
-    def _read(self, paths: Collection[str], request: Callable[..., Any]) -> dict[str, Any]:
-        new = [path for path in paths if path not in self._unchanged]
-        read = self._backend.read_nodes(self._client, request, new, self.end_ns, self._watch)
-        read |= {path: self._unchanged[path] for path in paths if path not in read}
-        self.nodes |= read
-        return {path: read[path] for path in paths}
-
-
 def failed(result: Any, allowed: type[KazooException] | tuple[()] = ()) -> bool:
     """Whether the result of a request is an error, and none of those that are allowed."""
     return isinstance(result, KazooException) and not isinstance(result, allowed)
@@ -306,6 +258,11 @@ def session_id(client: KazooClient) -> int:
     """Return the id of the client's session, or 0, which no session has."""
     session = client.client_id
     return int(session[0]) if session else 0
+
+
+def is_own(client: KazooClient, stat: Any) -> bool:
+    """Whether a node with this stat belongs to the session of the client."""
+    return bool(stat.ephemeralOwner == session_id(client))
 
 
 def _first_error(results: list[Any]) -> KazooException | None:

@@ -267,3 +267,22 @@ def test_a_function_that_raises_cancelled_error_has_limited_attempts(journaled, 
     journaled(flaky.call, retry_on=CancelledError, max_attempts=3)()
     (call,) = wait_for_dead(url)
     assert (call.attempts, len(flaky.calls)) == (3, 3)
+
+
+def test_flush_inside_the_dead_letter_hook_of_an_expired_call_is_refused(journaled, url):
+    flushed, keys = Future(), []
+
+    def hook(_):
+        keys.append(idempotency_key())
+        try:
+            flushed.set_result(push.failback.flush(0))
+        except RuntimeError as error:
+            flushed.set_exception(error)
+
+    body = StoredFunction(b"{}").encoded()
+    store(url, queue="push", method="push", key="key-1", body=body, max_age_s=0.0)
+    push = journaled(Flaky().call, dead_letter=hook)
+    push.failback.start()
+    with pytest.raises(RuntimeError, match="would wait for itself"):
+        flushed.result(WAIT_S)
+    assert keys == ["key-1"]

@@ -252,7 +252,12 @@ def test_metadata_is_read_anew_for_each_attempt(url, backend, shop):
     assert [seen.metadata["x-token"] for seen in shop.calls] == ["0", "1"]
 
 
-@pytest.mark.parametrize("broken", [[].pop, lambda: [("a", "b", "c")]], ids=["raises", "no pairs"])
+broken_metadata = pytest.mark.parametrize(
+    "broken", [[].pop, lambda: [("a", "b", "c")]], ids=["raises", "no pairs"]
+)
+
+
+@broken_metadata
 def test_a_call_waits_while_there_is_no_metadata(
     broken, url, backend, shop, rpcwheel_events, set_limit
 ):
@@ -286,6 +291,16 @@ def test_once_ends_when_each_call_that_was_due_was_attempted(url, backend, shop)
     assert len(shop.calls) == 25
     assert b"later" not in requests_of(shop)
     assert sorted(one.attempts for one in calls_of(backend, CallState.READY)) == [1, 2]
+
+
+@broken_metadata
+def test_once_ends_though_calls_cannot_be_made(broken, url, backend, shop):
+    backend.append([stored_rpc(shop.target, str(number).encode()) for number in range(25)])
+    with JournalWorker(url, metadata=broken, once=True) as worker:
+        assert worker.wait(WAIT_S)
+        assert not worker.failed
+    assert [call.attempts for call in calls_of(backend, CallState.READY)] == [1] * 25
+    assert shop.calls == []
 
 
 # Functions

@@ -141,6 +141,20 @@ def test_a_file_that_was_replaced_is_opened(journal, path, tmp_path, opened):
     assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [2]
 
 
+def test_a_link_that_leads_to_another_file_is_followed(tmp_path, opened):
+    link = tmp_path / "link.db"
+    for number in (1, 2):
+        opened(f"sqlite://{tmp_path}/{number}.db").append([new_call(number)])
+    link.symlink_to(tmp_path / "1.db")
+    journal = opened(f"sqlite://{link}")
+    assert bodies_of(journal.select(Filter())) == [1]
+    assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1]
+    link.unlink()
+    link.symlink_to(tmp_path / "2.db")
+    assert bodies_of(journal.select(Filter())) == [2]
+    assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [2]
+
+
 def test_a_missing_directory_is_refused(tmp_path, opened):
     with pytest.raises(JournalRefused, match="create its directory"):
         opened(f"sqlite://{tmp_path}/missing/journal.db").append([new_call()])

@@ -8,7 +8,7 @@ import pytest
 from rpcwheel.errors import ConfigurationError, ExtraMissing
 from rpcwheel.registry import backends
 from rpcwheel.registry.backend import RegistryBackend, Settings
-from rpcwheel.registry.backends import OURS, open_backend
+from rpcwheel.registry.backends import BACKENDS, open_backend
 from rpcwheel.registry.backends.memory import MemoryBackend
 from rpcwheel.registry.url import parse_url
 
@@ -44,7 +44,7 @@ def test_the_scheme_of_a_url_finds_its_backend():
 
 
 def test_each_built_in_scheme_has_a_backend():
-    for scheme in OURS:
+    for scheme in BACKENDS:
         where = {"sqlite": "/run/a.db", "headless": "localhost:50051"}.get(scheme, "localhost")
         open_backend(f"{scheme}://{where}", SETTINGS).close()
 
@@ -74,7 +74,7 @@ def test_an_entry_point_that_cannot_be_loaded_is_an_error_with_its_name(entry):
 
 
 def test_a_missing_package_is_an_error_with_the_extra_to_install(monkeypatch):
-    monkeypatch.setitem(backends.OURS, "etcd", ("no_such_module:EtcdBackend", "etcd"))
+    monkeypatch.setitem(backends.BACKENDS, "etcd", ("no_such_module:EtcdBackend", "etcd"))
     with pytest.raises(ExtraMissing, match=r"pip install 'rpcwheel\[etcd\]'") as caught:
         open_backend("etcd://h", SETTINGS)
     assert isinstance(caught.value, ImportError)

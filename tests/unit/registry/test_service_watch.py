@@ -52,7 +52,7 @@ def make(file, timer):
     made = []
 
     def make():
-        unused = {"on_view": lambda: None, "on_contact_lost": lambda _: None}
+        unused = {"on_answer": lambda: None, "on_loss": lambda _: None}
         rules = RegistryRules.from_policy(RegistryPolicy())
         watch = ServiceWatch(SERVICE, REGISTRY, rules, timer=timer, snapshots=file, **unused)
         made.append(watch)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry import open_registry
-from rpcwheel.registry.backends import OURS
+from rpcwheel.registry.backends import BACKENDS
 from rpcwheel.registry.url import FILE_SCHEMES, SERVICE_SCHEMES, RegistryUrl, parse_url
 from rpcwheel.resolver import insecure_channel
 
@@ -106,7 +106,7 @@ def test_a_backend_with_a_path_has_it_in_its_name():
 
 
 def test_the_path_of_each_built_in_scheme_is_the_service_or_a_file():
-    assert set(OURS) == FILE_SCHEMES | SERVICE_SCHEMES
+    assert set(BACKENDS) == FILE_SCHEMES | SERVICE_SCHEMES
 
 
 def test_a_flag_is_yes_or_no():

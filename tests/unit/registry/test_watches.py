@@ -38,7 +38,7 @@ class Watch:
 def test_each_service_with_subscribers_has_one_watch_despite_failures():
     chance, timer = random.Random(7), ManualTimer()
     backend = RegistryBackend(chance)
-    callbacks = dict.fromkeys(("on_view", "on_contact_lost", "emit", "on_unused"), lambda *_: None)
+    callbacks = dict.fromkeys(("on_answer", "on_loss", "emit", "on_unused"), lambda *_: None)
     watches = WatchManager(
         backend, RegistryRules.from_policy(POLICY), timer=timer, snapshots=None, **callbacks
     )
