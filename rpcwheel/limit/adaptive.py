@@ -80,6 +80,10 @@ needed to accept and to refuse calls."""
 BEYOND_LOCK: Final = 1.1
 """If they compute in more than this share, they do so without the interpreter's lock."""
 
+SURELY_BEYOND_LOCK: Final = 1.5
+"""The same, not by chance: the processor time of a handler is counted when it ends, and in a short
+window many may end that began before it."""
+
 SURPLUS: Final = 0.25
 """The share of a handler that the product may exceed a whole number by: it is not exact."""
 
@@ -124,11 +128,10 @@ class AdaptiveLimit:
         "_trial",
         "_waited",
         "_windows",
-        "is_beyond_lock",
-        "is_busy",
         "limit",
         "maximum",
         "minimum",
+        "used",
     )
 
     def __init__(self) -> None:
@@ -138,10 +141,8 @@ class AdaptiveLimit:
         """The lowest limit."""
         self.maximum = MAX_LIMIT
         """The highest limit, such as the number of threads."""
-        self.is_busy = False
-        """Whether handlers used most of the interpreter's time in the last window."""
-        self.is_beyond_lock = False
-        """Whether they used more than there is, and so computed without its lock."""
+        self.used = 0.0
+        """The share of the time in which handlers computed in the last window."""
         self._windows: deque[Window] = deque()
         self._trial = Trial.NORMAL
         self._before = 0  # the limit before `FEWER`, if few calls waited; else 0
@@ -159,6 +160,11 @@ class AdaptiveLimit:
         self._waited = 0
         self._duration_ns = 0
         self._squares = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether handlers used most of the interpreter's time in the last window."""
+        return BUSY < self.used < BEYOND_LOCK
 
     def ended(
         self,
@@ -207,9 +213,7 @@ class AdaptiveLimit:
             return
         worked_ns = work_ns - began_work_ns
         running = worked_ns / elapsed_ns
-        used = (cpu_ns - began_cpu_ns) / elapsed_ns
-        self.is_busy = BUSY < used < BEYOND_LOCK
-        self.is_beyond_lock = used >= BEYOND_LOCK
+        self.used = (cpu_ns - began_cpu_ns) / elapsed_ns
         is_saturated = self._waited >= SATURATED * count and running >= SATURATED * self.limit
         duration_ns = max(1.0, mean_ns + math.sqrt(max(0.0, variance) / count))
         if not is_saturated:

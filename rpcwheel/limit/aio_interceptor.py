@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from rpcwheel._grpc.aio_serving import abort
-from rpcwheel._grpc.handlers import behavior_of, time_left, with_behavior
+from rpcwheel._grpc.handlers import behavior_of, kind_of, time_left, with_behavior
 
 from .limiter import CALL, UNLIMITED
 from .server import CPU_EVERY_NS, MAX_PAUSE_NS, QUIET_S, ServerLimit
@@ -72,12 +72,11 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             if reason is not None:
                 return _refusal(*limit.refusal(call, reason))
             now_ns = time.monotonic_ns()
-        if not call.method.is_stream:
-            if _is_blocking(call.method, handler):
-                handler = self._on_thread(call, handler, now_ns)
-            # A call that did not wait here may have waited in gRPC, if the loop was late.
-            elif call.has_waited or limit.overload is not None:
-                handler = self._checked(call, handler)
+        if _is_blocking(call.method, handler):
+            handler = self._on_thread(call, handler, now_ns)
+        # A call that did not wait here may have waited in gRPC, if the loop was late.
+        elif not call.method.is_stream and (call.has_waited or limit.overload is not None):
+            handler = self._checked(call, handler)
         task: Any = asyncio.current_task()
         task.add_done_callback(partial(self._ended, call, now_ns))
         return handler
@@ -125,29 +124,34 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         """
         loop = asyncio.get_running_loop()
         behavior: Any = behavior_of(handler)
+        call.is_gone = True  # until it has begun
 
         def serve(request: object, context: Any) -> object:
             with self._limit.lock:
-                call.runs_on_thread = not call.has_ended
-            if not call.runs_on_thread:
+                call.is_gone = not call.holders
+                call.holders += not call.is_gone
+            if call.is_gone:
                 return None
             try:
                 return behavior(request, context)
             finally:
-                if self._returned(call, started_ns):
+                now_ns = time.monotonic_ns()
+                if self._let_go(call, started_ns, now_ns, self._cpu_ns, is_answered=False):
                     with suppress(RuntimeError):  # the loop is closed
                         loop.call_soon_threadsafe(self._serve_waiting)
 
         return with_behavior(handler, serve)
 
-    def _returned(self, call: LimitedCall, started_ns: int) -> bool:
-        """Note that a function on a thread has returned; whether its call had ended before."""
+    def _let_go(
+        self, call: LimitedCall, started_ns: int, now_ns: int, cpu_ns: int, *, is_answered: bool
+    ) -> bool:
+        """Note that the task or the thread of a call has ended; whether both have. Any thread."""
         with self._limit.lock:
-            call.runs_on_thread = False
-            if call.has_ended:
-                now_ns = time.monotonic_ns()
-                self._limit.limiter.ended(call, started_ns, now_ns, self._cpu_ns, is_answered=False)
-            return call.has_ended
+            call.holders -= 1
+            if call.holders:
+                return False
+            self._limit.limiter.ended(call, started_ns, now_ns, cpu_ns, is_answered=is_answered)
+        return True
 
     async def _wait(self, call: LimitedCall) -> RefusalReason | None:
         """Wait until a call may run (None), or is refused."""
@@ -167,19 +171,10 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         error, call.error = call.error, None
         if error is not None:
             error.__traceback__ = None
-        with limit.lock:
-            call.has_ended = True
-            if call.runs_on_thread:
-                return
-            limit.limiter.ended(
-                call,
-                started_ns,
-                now_ns,
-                self._used_ns(now_ns),
-                # gRPC cancels the task of a call that has ended early, and catches that in it.
-                is_answered=not task.cancelling(),
-            )
-        if limit.limiter.waiting:
+        # gRPC cancels the task of a call that has ended early, and catches that in it.
+        is_answered, cpu_ns = not task.cancelling(), self._used_ns(now_ns)
+        has_ended = self._let_go(call, started_ns, now_ns, cpu_ns, is_answered=is_answered)
+        if has_ended and limit.limiter.waiting:
             self._serve_waiting()
 
     def _release(self, call: LimitedCall) -> None:
@@ -233,10 +228,14 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _is_blocking(method: LimitedMethod, handler: grpc.RpcMethodHandler) -> bool:
-    """Whether `grpc.aio` runs the handler of a call with one request and response on a thread."""
+    """Whether `grpc.aio` runs a handler with one response on a thread."""
     if handler is not method.handler:
         behavior, method.handler = behavior_of(handler), handler
-        method.is_blocking = behavior is not None and not inspect.iscoroutinefunction(behavior)
+        method.is_blocking = not (
+            behavior is None
+            or kind_of(handler).streams_responses
+            or inspect.iscoroutinefunction(behavior)
+        )
     return method.is_blocking
 
 

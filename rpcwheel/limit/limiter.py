@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.rpc import DEFAULT_CRITICALITY, Criticality
 
-from .adaptive import AdaptiveLimit
+from .adaptive import SURELY_BEYOND_LOCK, AdaptiveLimit
 from .policy import ADAPTIVE
 
 if TYPE_CHECKING:
@@ -55,9 +55,10 @@ MAX_TOOK_NS: Final = 4 * QUICK_NS
 """A longer duration counts as this: a method that was slow once is soon quick again."""
 
 MEASURE_AGAIN_NS: Final = 1_000_000_000
-"""How long no handler of a method has ended before one runs although less time is left than they
-took, or four times their shortest duration if that is longer. Else a method whose handlers were
-once slower than the timeouts of its callers would be refused for ever."""
+"""If calls of a method were refused for this long because their time did not suffice, or for four
+times the shortest duration if that is longer, and no handler has ended, the next one runs. Else a
+method whose handlers were once slower than the timeouts of its callers would be refused for ever.
+"""
 
 
 class RefusalReason(enum.Enum):
@@ -83,13 +84,14 @@ class LimitedMethod:
         "buckets",
         "counts",
         "handler",
+        "is_answered",
         "is_blocking",
         "is_quick",
         "is_slow",
         "is_stream",
         "least_ns",
         "maximum",
-        "measured_ns",
+        "refused_ns",
         "running",
         "usual_ns",
         "waiting",
@@ -122,8 +124,11 @@ class LimitedMethod:
         """Whether they take longer, or it is a stream. If no handler has ended, neither is true."""
         self.least_ns = 0
         """About the shortest of the last durations."""
-        self.measured_ns = 0
-        """When it was measured last, or a handler was started to measure it again."""
+        self.is_answered = True
+        """Whether the client got the answer of the last handler whose duration counts."""
+        self.refused_ns = 0
+        """When the first call since then was refused because its time did not suffice, or the last
+        one was started to measure the duration again; 0 if there was none."""
         self.usual_ns = 0
         """The moving average of the durations, each up to `MAX_TOOK_NS`."""
 
@@ -148,15 +153,14 @@ class LimitedCall:
         "deadline_ns",
         "error",
         "future",
-        "has_ended",
         "has_waited",
+        "holders",
         "is_extra",
         "is_gone",
         "limit",
         "method",
         "nonce",
         "refused",
-        "runs_on_thread",
         "start",
         "token_wait_ns",
         "waits_for_method",
@@ -191,10 +195,9 @@ class LimitedCall:
         """The future of a call that waits."""
         self.error: BaseException | None = None
         """The error with which its handler was ended, until it has."""
-        self.runs_on_thread = False
-        """Whether its handler runs on a thread, in `grpc.aio`. It may go on after the call."""
-        self.has_ended = False
-        """Whether the task that serves it has ended, in `grpc.aio`."""
+        self.holders = 1
+        """How many of these have not ended, in `grpc.aio`: the task that serves it, and the thread
+        on which its handler runs, if it is blocking. The thread may go on after the task."""
         self.token_wait_ns = 0
         """Of a call above the rate: how long after its arrival there is a token again."""
 
@@ -241,9 +244,12 @@ class CallQueue:
         """Whether a call waits that is more critical."""
         return any(calls for level, calls in self.levels.items() if level > criticality)
 
-    def has_less_critical(self, criticality: Criticality) -> bool:
-        """Whether a call waits that is less critical."""
-        return any(calls for level, calls in self.levels.items() if level < criticality)
+    def has_less_critical(self, call: LimitedCall) -> bool:
+        """Whether a less critical call waits for what this call waits for."""
+        less = [calls for level, calls in self.levels.items() if level < call.criticality]
+        if not call.waits_for_method:
+            return any(less)
+        return any(each.method is call.method for calls in less for each in calls)
 
     def _count(self, call: LimitedCall, number: int) -> None:
         method = call.method
@@ -334,7 +340,7 @@ class Limiter:
     @property
     def is_beyond_lock(self) -> bool:
         """Whether handlers compute without the interpreter's lock, as far as is known."""
-        return self._adaptive is not None and self._adaptive.is_beyond_lock
+        return self._adaptive is not None and self._adaptive.used >= SURELY_BEYOND_LOCK
 
     def set_minimum(self, minimum: int) -> None:
         """Set the lowest value of an adaptive limit."""
@@ -366,7 +372,8 @@ class Limiter:
             self._count_refused(call, RefusalReason.RATE)
             return False
         # It overtakes only calls that can't run: others were started by `take`.
-        if (method.is_stream or not must_wait) and self._starts(call, now_ns):
+        if (method.is_stream or not must_wait) and self._has_room(call):
+            self._count_started(call, now_ns)
             return True
         if method.is_stream and self.streams >= self._max_streams:
             self._count_refused(call, RefusalReason.STREAMS)
@@ -419,7 +426,7 @@ class Limiter:
             return  # its handler has not run, or its client did not want to wait
         was_quick, was_slow = method.is_quick, method.is_slow
         method.took(took_ns)
-        method.measured_ns = now_ns
+        method.is_answered, method.refused_ns = is_answered, 0
         self._quick += (method.is_quick - was_quick) * method.running
         self._queue.quick += (was_slow - method.is_slow) * method.waiting
         self._usual_ns += (took_ns - self._usual_ns) >> 4 if self._usual_ns else took_ns
@@ -466,9 +473,12 @@ class Limiter:
         position, step = (len(calls) - 1, -1) if newest_first else (0, 1)
         while 0 <= position < len(calls):
             call = calls[position]
-            if not call.is_gone and call.method.running < call.method.maximum:
-                is_refused = self.refuse_without_time(call, now_ns)
-                if not is_refused and self._starts(call, now_ns):
+            if not call.is_gone:
+                has_room = self._has_room(call)
+                if has_room or call.deadline_ns <= now_ns:
+                    self.refuse_without_time(call, now_ns)
+                if has_room and call.refused is None:
+                    self._count_started(call, now_ns)
                     return self._queue.pop(calls, position)
             if call.is_gone:
                 self._queue.pop(calls, position)
@@ -494,28 +504,28 @@ class Limiter:
                 self._queue.pop(calls)
                 ahead -= 1
 
-    def refuse_without_time(self, call: LimitedCall, now_ns: int) -> bool:
+    def refuse_without_time(self, call: LimitedCall, now_ns: int) -> None:
         """Refuse a call if less time is left until its deadline than its method takes.
 
         In `grpc.aio`, the deadline is known only when the handler is started.
-
-        Returns:
-            Whether it was refused.
         """
         method = call.method
         latest_ns = call.deadline_ns - method.least_ns
         if latest_ns > now_ns:
-            return False
-        again_ns = method.measured_ns + max(MEASURE_AGAIN_NS, 4 * method.least_ns)
-        if again_ns <= now_ns < call.deadline_ns:
-            method.measured_ns = now_ns
-            return False
+            return
+        if call.deadline_ns > now_ns:
+            if not method.refused_ns:
+                method.refused_ns = now_ns
+            elif now_ns - method.refused_ns >= max(MEASURE_AGAIN_NS, 4 * method.least_ns):
+                method.refused_ns = now_ns
+                return
         if latest_ns > call.arrived_ns:
             self._count_late(call, RefusalReason.DEADLINE, now_ns)
-        else:  # which is not the server's fault
+        elif method.is_answered:  # it is not the server's fault
             self._count_refused(call, RefusalReason.SHORT)
+        else:
+            self._count_refused(call, RefusalReason.DEADLINE)
         call.is_gone = True
-        return True
 
     def refuse_all(self) -> None:
         """Refuse all waiting calls: the server is being stopped."""
@@ -554,30 +564,32 @@ class Limiter:
         """
         return self._adaptive is not None and max(self._quick, self.extra) < self.limit
 
-    def _starts(self, call: LimitedCall, now_ns: int) -> bool:
-        """Count a call as started if it may run; returns whether it may."""
+    def _has_room(self, call: LimitedCall) -> bool:
+        """Whether a call may run now."""
         method = call.method
         running = self.running + self.extra + self.streams
         if running >= self.threads or method.running >= method.maximum:
             return False
         if method.is_stream:
-            if self.streams >= self._max_streams:
-                return False
+            return self.streams < self._max_streams
+        return self.running < self.limit or (
+            self._has_extra_room()
+            and (method.is_quick or not (method.is_slow or method.running))  # the first shows it
+        )
+
+    def _count_started(self, call: LimitedCall, now_ns: int) -> None:
+        """Count a call that has room as running."""
+        method = call.method
+        if method.is_stream:
             self._count_streams(1)
+        elif self.running < self.limit:
+            self._count_work(now_ns)
+            self.running += 1
         else:
-            call.is_extra = self.running >= self.limit
-            if not call.is_extra:
-                self._count_work(now_ns)
-                self.running += 1
-            elif self._has_extra_room() and (
-                method.is_quick or not (method.is_slow or method.running)  # the first shows it
-            ):
-                self.extra += 1
-            else:
-                return False
+            call.is_extra = True
+            self.extra += 1
         method.running += 1
         self._quick += method.is_quick
-        return True
 
     def _count_streams(self, more: int) -> None:
         """Count streams that begin or end: in a server of `grpc` they take threads from others."""
@@ -609,6 +621,8 @@ class Limiter:
         queue, method = self._queue, call.method
         if call.waits_for_method:
             waiting, usual_ns = method.waiting, method.usual_ns
+            if method.is_stream:  # its durations are not measured
+                usual_ns = MAX_TOOK_NS
             can_run, wait_ns = method.maximum, self._max_wait()
         else:
             waiting, usual_ns = queue.total - queue.for_method, self._usual_ns
@@ -618,7 +632,7 @@ class Limiter:
             wait_ns = self._late_wait()
         if not usual_ns or waiting < can_run * (1 + wait_ns / usual_ns):
             return False
-        return not queue.has_less_critical(call.criticality)
+        return not queue.has_less_critical(call)
 
     def _end_lateness(self, now_ns: int) -> None:
         """Stop being late, because no call waits for the server; not within `LATE_NS`."""

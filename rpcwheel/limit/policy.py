@@ -77,7 +77,7 @@ class LimitPolicy(Policy):
     above the `rate` does not wait. If `max_concurrent` is adaptive, up to as many quick calls
     run in addition to it, so that they do not wait for handlers that take longer than 150 ms.
 
-    Health checks, reflection and heartbeats are never limited.
+    Health checks and reflection are never limited, nor are heartbeats, but for `max_criticality`.
     """
 
     short: ClassVar[str | None] = "max_concurrent"

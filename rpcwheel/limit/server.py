@@ -148,10 +148,9 @@ class ServerLimit:
         self._trusts_heartbeats = settings.max_criticality is None
         self._limit_of = limit_of
         self._timer = checked_timer(timer)
-        self._methods: dict[str, LimitedMethod | None] = {}
-        self._streams: dict[str, LimitedMethod | None] = {}
-        """By name; `_streams` if a request or response stream is served. An interceptor of others
-        may refuse the call of a stream with a handler that is none."""
+        self._methods: dict[tuple[str, bool], LimitedMethod | None] = {}
+        """By name, and whether its handler is one of a stream: an interceptor of others may refuse
+        the call of a stream with a handler that is none."""
         self.lock = threading.Lock()
         self.limiter = Limiter(policy, refuse=self._note_refused)
         self.arrivals = 0
@@ -177,7 +176,7 @@ class ServerLimit:
         name = details.method
         is_stream = handler.request_streaming or handler.response_streaming
         try:
-            method = (self._streams if is_stream else self._methods)[name]
+            method = self._methods[name, is_stream]
         except KeyError:
             method = self._add_method(name, handler)
         if method is None:
@@ -201,9 +200,6 @@ class ServerLimit:
     def _add_method(self, name: str, handler: grpc.RpcMethodHandler) -> LimitedMethod | None:
         policy, kind = self._limit_of(name), kind_of(handler)
         is_stream = kind.streams_requests or kind.streams_responses
-        methods, others = self._methods, self._streams
-        if is_stream:
-            methods, others = others, methods
         method: LimitedMethod | None
         if any(matches(pattern, name) for pattern in NEVER_LIMITED):
             method = UNLIMITED.method
@@ -211,19 +207,20 @@ class ServerLimit:
             method = None if self._server_policy is None else UNLIMITED.method
         else:
             own = None if policy is self._server_policy else policy
-            counts, other = self._counts, others.get(name)
+            counts, other = self._counts, self._methods.get((name, not is_stream))
             method = LimitedMethod(
                 is_stream=is_stream,
                 maximum=_own_maximum(own),
                 buckets=self._buckets + _buckets(own) if other is None else other.buckets,
                 counts=None if counts is None else counts.server.method(name, kind.grpc_type),
             )
-        if len(methods) >= MAX_METHODS:  # those that run go on counting
-            for each in [*methods]:
-                kept = methods[each]
-                if kept is None or not (kept.running or kept.waiting):
-                    methods.pop(each, None)
-        methods[name] = method
+        if len(self._methods) >= MAX_METHODS:  # those that run go on counting
+            self._methods = {
+                each: kept
+                for each, kept in self._methods.items()
+                if kept is not None and (kept.running or kept.waiting)
+            }
+        self._methods[name, is_stream] = method
         return method
 
     def needs_pause(self, now_ns: int, cpu_ns: int) -> bool:

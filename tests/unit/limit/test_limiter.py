@@ -592,7 +592,7 @@ def test_a_call_with_less_time_left_than_its_method_takes_does_not_run(is_late):
 
 
 @pytest.mark.parametrize(("least_ms", "after_ms"), [(100, 1000), (300, 1200)])
-def test_a_method_that_was_not_measured_for_long_is_measured_again(least_ms, after_ms):
+def test_a_method_whose_calls_were_refused_for_long_is_measured_again(least_ms, after_ms):
     """Else one whose handlers were once slower than the timeouts of callers is refused for ever."""
     server = Server(max_concurrent=1, max_wait=9.0)
     server.end(server.running("a call that takes"), after_ms=least_ms)
@@ -608,9 +608,37 @@ def test_a_method_that_was_not_measured_for_long_is_measured_again(least_ms, aft
         server.refused.clear()
         return runs
 
+    server.now_ms += 9000
+    assert not runs_after(1)
     assert not runs_after(after_ms - 1)
     assert runs_after(1)
     assert not runs_after(after_ms - 1)
+
+
+def test_only_a_call_that_runs_measures_a_method_again():
+    server = Server(max_wait=9.0)
+    slow = LimitedMethod(is_stream=False, maximum=math.inf)
+    slow.took(1000 * MS)
+    slow.refused_ns = 1
+    server.now_ms += 4000
+    first, *_ = [server.running(str(number), slow) for number in range(8)]
+    server.waiting("again", method=slow, deadline_ms=server.now_ms + 500)
+    server.waiting("quick", must_wait=True)
+    assert server.take() == ["quick"]
+    first.is_gone = True  # its duration does not count
+    assert server.end(first) == ["again"]
+
+
+def test_a_server_whose_handlers_do_not_answer_in_time_is_overloaded():
+    """Not the deadlines of its callers are too short."""
+    server = Server(max_concurrent=1, max_wait=9.0)
+    hangs = server.running("hangs")
+    server.now_ms += 5000
+    server.limiter.ended(hangs, 1000 * MS, server.now_ms * MS, 0, is_answered=False)
+    other = server.running("other", LimitedMethod(is_stream=False, maximum=math.inf))
+    server.waiting("late", deadline_ms=server.now_ms + 1000)
+    assert server.end(other) == []
+    assert server.refused == [("late", RefusalReason.DEADLINE)]
 
 
 def test_a_deadline_that_has_passed_measures_nothing():
@@ -631,9 +659,33 @@ def test_calls_of_a_method_above_its_own_number_are_refused_if_they_would_wait_i
     assert not server.arrive("full", rare)[1]
     assert server.refused.pop() == ("full", RefusalReason.FULL)
     server.waiting("critical", method=rare, level=CRITICAL_PLUS)
-    assert server.end(first, after_ms=50) == ["critical"]
     server.running("other")
+    server.waiting("sheddable", level=SHEDDABLE)  # of another method
+    assert not server.arrive("full", rare)[1]
+    assert server.refused.pop() == ("full", RefusalReason.FULL)
+    assert server.end(first, after_ms=50) == ["critical"]
     assert refused_at_once(server) == []
+
+
+def test_calls_that_wait_for_their_method_do_not_count_after_their_deadlines():
+    server = Server(max_concurrent=3, max_wait=0.1)
+    rare = LimitedMethod(is_stream=False, maximum=1)
+    server.end(server.running("a call that takes", rare), after_ms=100)
+    server.running("hangs", rare)
+    server.waiting("a", "b", method=rare, deadline_ms=server.now_ms + 50)
+    server.now_ms += 50
+    assert server.take() == []
+    server.refused.clear()
+    server.waiting("c", "d", method=rare)
+
+
+def test_streams_that_wait_for_the_number_of_their_method_are_bounded():
+    server = Server(max_concurrent=1, max_wait=0.6)
+    rare = LimitedMethod(is_stream=True, maximum=1)
+    server.running("open", rare)
+    server.waiting("a", "b", method=rare)
+    assert not server.arrive("full", rare)[1]
+    assert server.refused == [("full", RefusalReason.FULL)]
 
 
 def test_the_shortest_duration_of_a_method_grows_slowly_and_falls_at_once():
