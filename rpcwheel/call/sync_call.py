@@ -1156,6 +1156,7 @@ class StreamAttempts(CallAttempts):
     def _decide(self, attempt: AnyCall, failure: BaseException) -> None:
         if self._stalled is attempt:
             call = self.call
+            self._has_received(attempt)  # waits for its readers; none reads the error below
             attempt = failure = FinishedError(
                 grpc.StatusCode.DEADLINE_EXCEEDED,
                 call.state.report_stall(call.method, call.config),
