@@ -53,7 +53,15 @@ from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop, classes_by_kind
 from rpcwheel.telemetry.tracing import with_current_trace
 
 from .aio_requests import RequestStream
-from .attempts import DEADLINE_PASSED, Attempts, Enqueue, ReadRequests, Response, Wait
+from .attempts import (
+    CHANNEL_CLOSED,
+    DEADLINE_PASSED,
+    Attempts,
+    Enqueue,
+    ReadRequests,
+    Response,
+    Wait,
+)
 from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .config import CALL_OPTIONS, MethodConfig
 from .failed_calls import (
@@ -342,6 +350,11 @@ class RetryingCall(Relay):
     def _decide(self, call: Any, error: grpc.RpcError) -> None:
         """Decide what follows an attempt that has failed with a status."""
         attempts = self.attempts
+        if self._state.refuse is not None and not attempts.hedged:  # a hedged call plans no more
+            attempts.decided(CHANNEL_CLOSED)
+            self._failed = call, error
+            self._go_on()
+            return
         committed = self.received or not self._can_resend
         server = server_of(call, error)
         result = result_of(error, committed=committed, nonce=self._nonce, server=server)

@@ -53,7 +53,7 @@ from rpcwheel.events import HedgeSent, emit
 from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop
 from rpcwheel.telemetry.tracing import with_current_trace
 
-from .attempts import Attempts, Enqueue, ReadRequests, Response, State, Wait
+from .attempts import CHANNEL_CLOSED, Attempts, Enqueue, ReadRequests, Response, State, Wait
 from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .failed_calls import (
     ANSWER_KEY,
@@ -91,7 +91,6 @@ READERS_TIMEOUT_S: Final = 0.5
 TRAILERS_TIMEOUT_S: Final = 0.02
 """How long to wait, after empty initial metadata, for a failure that may follow at once."""
 
-CHANNEL_CLOSED: Final = Stop("its channel was closed")
 NO_STATUS: Final = Stop("it failed without a status")
 
 
