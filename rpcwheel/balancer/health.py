@@ -26,8 +26,15 @@ from rpcwheel._grpc.calls import value_of
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import TimerError
-from rpcwheel.events import CallbackFailed, SubchannelHealthy, SubchannelUnhealthy, emit
+from rpcwheel.events import (
+    CallbackFailed,
+    ExecutorRejected,
+    SubchannelHealthy,
+    SubchannelUnhealthy,
+    emit,
+)
 from rpcwheel.timer import shared_timer
+from rpcwheel.timer.manual import timer_name
 from rpcwheel.transport.probe import UNANSWERED, HealthProbe
 
 from .ejection import FAILURES, SERVER_ERRORS, UNDECIDED, OutlierEjection
@@ -218,7 +225,8 @@ class HealthChecker(Generic[S]):
             timer = shared_timer() if self._timer is None else self._timer
             timeout = timer.new_timeout(due, to_seconds(delay_ns))
         except (TimerError, RuntimeError) as error:  # stopped, full, or no thread can be started
-            emit(CallbackFailed(pool.name, "the timer of health checks", error))
+            task = f"health check of {pool.name}"
+            emit(ExecutorRejected(timer_name(self._timer), task, error))
             if not subchannel.healthy:
                 self.mark_healthy(subchannel)  # the next call shows whether it works
             return

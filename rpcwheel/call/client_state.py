@@ -24,7 +24,7 @@ from rpcwheel.events import CallbackFailed, CallSlow, ExecutorRejected, StreamSt
 from rpcwheel.rpc import DEADLINE
 from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
-from rpcwheel.timer.manual import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of, timer_name
 
 from .config import CALL_OPTIONS, MAX_METHODS, MethodConfigs, admission_settings
 from .failed_calls import ClientFailback
@@ -211,7 +211,7 @@ class ClientState:
             timer = self._timer
             return (shared_timer() if timer is None else timer).new_timeout(task, delay_s)
         except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
-            emit(ExecutorRejected(type(self.timer).__name__, task_name, error))
+            emit(ExecutorRejected(timer_name(self._timer), task_name, error))
             return None
 
     def report_plain_iterator(self, method: str) -> None:

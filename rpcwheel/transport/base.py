@@ -18,7 +18,7 @@ from rpcwheel.rpc import Kind
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.tracing import add_to_calls
 from rpcwheel.timer import shared_timer
-from rpcwheel.timer.manual import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of, timer_name
 
 from .arguments import (
     checked_backoff,
@@ -212,14 +212,13 @@ class ReconnectingBase(Generic[T]):
 
     def _end_after(self, transport: T, drain_ns: int) -> None:
         """End the calls on a transport after `drain_ns`; now if the timer takes no timeout."""
-        timer = self._timer
         try:
-            timer = shared_timer() if timer is None else timer
+            timer = shared_timer() if self._timer is None else self._timer
             expire = weak_callback(self._expire_soon, transport)
             timeout = timer.new_timeout(expire, to_seconds(drain_ns))
         except (TimerError, RuntimeError) as error:  # stopped, full, or "can't start new thread"
-            name = str(getattr(timer, "name", type(timer).__name__))
-            emit(ExecutorRejected(name, f"drain of a connection to {self._target}", error))
+            task = f"drain of a connection to {self._target}"
+            emit(ExecutorRejected(timer_name(self._timer), task, error))
             self._expire(transport)
             return
         obsolete: Timeout | None = timeout

@@ -8,7 +8,8 @@ import pytest
 from fixtures.subchannel_pools import CALL, FAILING, IDLE, READY, FakePool, at
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.balancer.health import HealthChecker, connect_failure, is_answered
-from rpcwheel.events import CallbackFailed
+from rpcwheel.errors import TimerStopped
+from rpcwheel.events import CallbackFailed, ExecutorRejected
 
 RESULTS = {
     True: (b"", None),
@@ -201,7 +202,10 @@ def test_with_a_stopped_timer_subchannels_become_healthy_at_once(checked, timer,
     timer.stop()
     checked.mark_unhealthy()
     assert checked.one.healthy
-    assert [type(event).__name__ for event in events][1] == "CallbackFailed"
+    rejected = events[1]
+    assert isinstance(rejected, ExecutorRejected)
+    assert (rejected.timer, rejected.task) == ("manual-timer", "health check of shop.Orders")
+    assert isinstance(rejected.error, TimerStopped)
 
 
 def test_a_dropped_pool_is_not_kept_by_its_checks(checked, timer, make_pool):

@@ -136,5 +136,5 @@ def test_a_timer_that_takes_no_timeout_is_reported(events):
     assert state.watch_slow_call(M, state.configs.config_for(M)) is None
     assert state.schedule(print, 1.0, "a retry") is None
     for event, what in zip(events, ["slow_call_threshold", "a retry"], strict=True):
-        assert (type(event), event.timer, event.task) == (ExecutorRejected, "ManualTimer", what)
+        assert (type(event), event.timer, event.task) == (ExecutorRejected, "manual-timer", what)
         assert isinstance(event.error, TimerStopped)
