@@ -57,7 +57,7 @@ RECONNECT_NS: Final = 1_000_000_000
 """The wait before `connect` is called again after it raised."""
 
 OTHER_TIMEOUT_S: Final = 1.0
-"""The maximum wait of an attempt of a hedged call for a subchannel that was not tried."""
+"""The maximum wait of an attempt for a subchannel that its call was not sent to."""
 
 MAX_RECONNECT_BACKOFF: Final = ("grpc.max_reconnect_backoff_ms", 3_000)
 """With gRPC's default, a server that was away for long gets its first call up to 2 minutes late."""
@@ -354,8 +354,8 @@ class SubchannelPool(Generic[S]):
         Args:
             refresh: Called repeatedly while calls are made and a server can't be reached or none is
                 known. Any thread. Must not block or raise.
-            grace_ns: The time in which servers that the registry has lost publish themselves again;
-                None: those that still answer are kept for longer.
+            grace_ns: How long servers that the registry has lost and that answer are kept; see
+                `SelfPreservation.grace_ns`.
             client: What it is for Dubbo's providers; None: the registry is not Dubbo's.
         """
         self._refresh, self.preservation.grace_ns = refresh, grace_ns
@@ -577,8 +577,8 @@ class SubchannelPool(Generic[S]):
         """Pick a subchannel that the call was not sent to, if there is one, and add it to `tried`.
 
         Args:
-            tried: The subchannels that the attempts of the call were sent to; None for a call that
-                is not hedged.
+            tried: The subchannels that the attempts of the call were sent to; None if the call may
+                go to any.
             method: The full name of the method.
             request: The request; None if it is a stream.
             metadata: The metadata of the call.

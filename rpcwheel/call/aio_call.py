@@ -627,7 +627,7 @@ class _TimerWait:
             self._end(self._stopped)
         elif self._state.now_ns() >= at_ns:
             self._end(self._go_on)
-        else:  # a `ManualTimer`
+        else:  # a long wait, or a `ManualTimer`
             self._check_later(TIMER_GRACE_S, at_ns)
 
     def _end(self, then: Callable[[], object]) -> None:

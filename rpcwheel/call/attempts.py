@@ -15,11 +15,12 @@ what the caller gets::
 
     command = attempts.end(now_ns, error, ...)      # Response, Enqueue, ReadRequests or None
     command = attempts.requests_read(...)           # after ReadRequests
-    command = attempts.queued(outcome)              # after Enqueue
+    command = attempts.queued(policy, error, outcome)  # after Enqueue
 
 Nothing here locks. `decide`, `end`, `requests_read` and `queued` may run code of users and emit
-events, so they are called without a lock. They change no state that other methods read. All others
-are called under the lock of the call, if it has one.
+events, so they are called without a lock. They change the budget, and what only they read: the code
+of the last failure, and the number and the deadline of the planned attempt. All others are called
+under the lock of the call, if it has one.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Fact, State]]] = {
     State.RUNNING: {
         Fact.FAILED: State.DECIDING,
         Fact.DUE: State.RUNNING,  # hedging
-        Fact.STOP: State.ENDING,  # hedging: an attempt failed with a fatal status
+        Fact.STOP: State.ENDING,  # hedging: a fatal status; or the deadline had passed, see `late`
         Fact.END: State.ENDED,
     },
     State.DECIDING: {
@@ -190,9 +191,7 @@ class RetryPlan:
         """The deadline of the newest attempt."""
 
     def ended(self, now_ns: int, result: AttemptResult) -> NextAttempt | Stop:
-        """Decide what follows the newest attempt, which has failed.
-
-        Changes nothing that other methods read.
+        """Decide what follows the newest attempt, which has failed. `accept` carries it out.
 
         Raises:
             Exception: Whatever the user's `backoff` raised.
@@ -305,7 +304,7 @@ class HedgingPlan:
         self.accept(Wait(started_ns + config.delay_ns))
 
     def ended(self, now_ns: int, result: AttemptResult) -> Wait | Stop:
-        """Decide when another attempt follows a failed one; changes nothing, as in `RetryPlan`."""
+        """Decide when another attempt follows a failed one; `accept` carries it out."""
         pushback_ns = result.pushback_ns
         if result.not_sent:
             _count_not_sent(self._budget, self._number, now_ns)

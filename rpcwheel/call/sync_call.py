@@ -11,9 +11,9 @@ Threads: gRPC's threads report the end of an attempt. They record a success and 
 else to a worker, because users' wait objects and predicates, and other interceptors, may block. The
 timer's thread submits to a worker too.
 
-`CallAttempts` has no reference to the `RetryingCall`. When the caller drops the `RetryingCall`, its
-finalizer cancels the call, as with gRPC's own calls. Each call has one lock. No code of gRPC or of
-users is called under it.
+`CallAttempts` refers to the `RetryingCall` only in done-callbacks (`add_done_callback`). Without
+them, when the caller drops the `RetryingCall`, its finalizer cancels the call, as with gRPC's own
+calls. Each call has one lock. No code of gRPC or of users is called under it.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class _BackoffWait:
 class ClientCall:
     """One call of a client: makes its attempts and decides what follows them.
 
-    Not thread-safe: used by one thread at a time.
+    Not thread-safe, except `decide`, which may run for several hedges at once.
     """
 
     __slots__ = (
@@ -253,8 +253,8 @@ class ClientCall:
         return self._attempts
 
     @property
-    def hedged(self) -> bool:
-        """Whether several attempts may run at the same time."""
+    def may_hedge(self) -> bool:
+        """Whether the policy allows hedging; a blocking call of an interceptor is not hedged."""
         return self.config.hedging is not None and self.kind is Kind.UNARY_UNARY
 
     def hedge(self) -> None:
@@ -545,7 +545,7 @@ def begin(call: ClientCall, *, may_block: bool = False) -> AnyCall:
     """
     if call.is_late:
         return call.end_late()
-    if call.hedged:
+    if call.may_hedge:
         return copy_context().run(_begin_hedged, call, may_block=may_block)
     config = call.config
     stalls = call.kind.streams_responses and config.has_message_timeout
@@ -572,7 +572,7 @@ def _begin_attempts(call: ClientCall, *, may_block: bool) -> AnyCall:
     if may_block and has_ended(attempt):  # it has blocked in an inner interceptor
         return call.run(attempt)
     call.keep_request()
-    if call.hedged:
+    if call.may_hedge:
         call.hedge()
     attempts = StreamAttempts(call) if call.kind.streams_responses else CallAttempts(call)
     retrying = attempts.held_by_caller()
@@ -744,7 +744,7 @@ class CallAttempts:
         self.call = call
         self.final: AnyCall = None
         """The call that has the result of the caller; None before the end."""
-        self._hedged = call.hedged
+        self._hedged = call.may_hedge
         self._context = copy_context()  # of the caller, for other interceptors
         self._changed = threading.Condition()
         self._running: list[AnyCall] = []
@@ -757,7 +757,7 @@ class CallAttempts:
 
     @property
     def _attempts(self) -> Attempts:
-        """The decisions, under the lock, but for those that may run code of users."""
+        """The decisions. Methods of `Attempts` that run no user code are called under the lock."""
         return self.call.attempts
 
     @property
