@@ -230,6 +230,14 @@ def failure_of(call: AnyCall) -> BaseException | None:
     return error
 
 
+def outcome_of(call: AnyCall) -> tuple[Any, BaseException | None]:
+    """Return the response and the failure of a unary call that has ended; one of them is None."""
+    try:
+        return call.result(timeout=0), None
+    except Exception as error:  # noqa: BLE001 - also canceled, or of an interceptor
+        return None, error
+
+
 def has_status(error: BaseException) -> bool:
     """Whether an error is the status of a call, not a bug or a cancellation by the client."""
     return isinstance(error, grpc.RpcError) and callable(getattr(error, "code", None))
@@ -357,23 +365,37 @@ COLLECTED: Final = "Cancelled upon garbage collection!"
 
 ENDED_HERE: Final = frozenset({CANCELLED_HERE, COLLECTED})
 
+CLOSED: Final = "Cannot invoke RPC on closed channel!"
+"""The text of gRPC's `ValueError` for a call with one response on a closed channel of `grpc`."""
+
+AIO_CLOSED: Final = "Channel is closed."
+"""The text of gRPC's `UsageError` for a call on a closed channel of `grpc.aio`."""
+
+_NOT_INVOKED: Final = "Cannot invoke RPC"
+"""How the texts of gRPC's `ValueError`s for calls on a closed channel begin."""
+
 _CLOSED_MESSAGES: Final = {
-    "Cannot invoke RPC on closed channel!",  # `ValueError` of grpc, for calls with one response
-    "Cannot invoke RPC: Channel closed!",  # the same, for response streams and futures
-    "Channel is closed.",  # `UsageError` of grpc.aio
+    CLOSED,
+    f"{_NOT_INVOKED}: Channel closed!",  # `ValueError`, for response streams and futures
+    AIO_CLOSED,
 }
 """The errors of a call that is made on a closed channel (grpcio 1.60 to 1.85)."""
 
-_CLOSED_DURING_CALL: Final = "Channel closed!"
+CLOSED_DURING_CALL: Final = "Channel closed!"
 """The details of a call of `grpc` that ran when its channel was closed. A call of `grpc.aio` raises
 a `CancelledError` without a text."""
+
+
+def was_not_invoked(error: object) -> bool:
+    """Whether `grpc` has refused to begin a call, because its channel is closed."""
+    return isinstance(error, ValueError) and str(error).startswith(_NOT_INVOKED)
 
 
 def is_channel_closed_error(error: BaseException) -> bool:
     """Whether an error says that the client closed the channel before or during the call."""
     if isinstance(error, grpc.RpcError):
         canceled = value_of(error, "code") is grpc.StatusCode.CANCELLED
-        return canceled and _CLOSED_DURING_CALL in str(value_of(error, "details"))
+        return canceled and CLOSED_DURING_CALL in str(value_of(error, "details"))
     return isinstance(error, (ValueError, grpc.aio.UsageError)) and str(error) in _CLOSED_MESSAGES
 
 

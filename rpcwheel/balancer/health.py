@@ -23,7 +23,7 @@ import grpc
 
 from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._grpc.calls import value_of
-from rpcwheel.backoff import Backoff
+from rpcwheel.backoff import MAX_BACKOFF_ATTEMPTS, Backoff
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.events import (
@@ -35,7 +35,7 @@ from rpcwheel.events import (
 )
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import timer_name
-from rpcwheel.transport.probe import UNANSWERED, HealthProbe
+from rpcwheel.transport.probe import is_answered
 
 from .ejection import FAILURES, SERVER_ERRORS, UNDECIDED, OutlierEjection
 from .pending import MAX_EXPLAINED
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
     ProbeDone: TypeAlias = Callable[[bytes | None, BaseException | None], object]
 
-PROBE: Final = HealthProbe()
-
 STALE_INTERVAL_NS: Final = 5_000_000_000
 """How often a stale subchannel is checked."""
 
@@ -62,9 +60,6 @@ FALLBACK_DELAY_NS: Final = 1_000_000_000
 
 MIN_CHECK_DELAY_NS: Final = 10_000_000
 """The minimum delay between health checks of a subchannel."""
-
-MAX_BACKOFF_ATTEMPTS: Final = 64
-"""The number of attempts after which the backoff no longer grows: wait objects may overflow."""
 
 EXPLAIN_TIMEOUT_S: Final = 0.03
 EXPLAIN_AGAIN_S: Final = 1.0
@@ -79,8 +74,9 @@ class Prober(Protocol):
         """Call `job()` on a worker, or on the loop. Any thread; does not block."""
 
     def probe(self, subchannel: Any, timeout_s: float, done: ProbeDone) -> None:
-        """Call `PROBE` on the connection of a subchannel. On a worker, a caller's thread, the loop.
+        """Call `SERVER_HEALTH` on the connection of a subchannel.
 
+        Runs on a worker, a caller's thread, or the loop.
         Calls `done(response, error)`, with None for one of them, on any thread, or on the loop,
         also if it raises. If the process is exiting, calls `done(None, None)`.
         """
@@ -381,20 +377,6 @@ class HealthChecker(Generic[S]):
             is_last = not self._explaining
         if is_last:
             self._pool.changed()
-
-
-def is_answered(response: bytes | None, error: BaseException | None) -> bool:
-    """Whether a health check was answered by a server that serves.
-
-    Args:
-        response: The response; None if the check failed.
-        error: How it failed.
-    """
-    if response is not None:
-        return PROBE.judge(response).serving is not False
-    if not isinstance(error, grpc.RpcError):  # such as one of an interceptor
-        return False
-    return getattr(value_of(error, "code"), "name", "CANCELLED") not in UNANSWERED
 
 
 def connect_failure(error: Any) -> str:

@@ -32,6 +32,7 @@ from rpcwheel._concurrency.callbacks import run_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import (
     CANCELLED_HERE,
+    CLOSED_DURING_CALL,
     COLLECTED,
     InternalCallback,
     copy_details,
@@ -530,7 +531,7 @@ class Delivery(KeptDelivery):
 
 def _channel_closed() -> FinishedError:
     """The end of a call whose channel was closed between two attempts, as in grpc."""
-    return FinishedError(grpc.StatusCode.CANCELLED, "Channel closed!")
+    return FinishedError(grpc.StatusCode.CANCELLED, CLOSED_DURING_CALL)
 
 
 # --- Calls of `.future()` and response streams ---

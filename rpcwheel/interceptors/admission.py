@@ -18,6 +18,7 @@ import grpc
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import (
+    CLOSED_DURING_CALL,
     Details,
     InternalCallback,
     code_for,
@@ -177,7 +178,7 @@ class _LateCall(LateCall):
             except ValueError as error:
                 if not is_channel_closed_error(error):
                     raise
-                self._finish(FinishedError(grpc.StatusCode.CANCELLED, "Channel closed!"))
+                self._finish(FinishedError(grpc.StatusCode.CANCELLED, CLOSED_DURING_CALL))
             else:
                 self.begin(attempt)
         else:

@@ -19,11 +19,13 @@ import grpc
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import (
+    CLOSED,
     Details,
     InternalCallback,
     details_with_timeout,
     failure_of,
     is_blocking_unary,
+    outcome_of,
     reusable_metadata,
 )
 from rpcwheel._grpc.connectivity import channel_target, has_address
@@ -45,7 +47,7 @@ from rpcwheel.call.sync_call import (
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.stored_calls import StoredCalls
 from rpcwheel.rpc import Kind, classes_by_kind
-from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S
+from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S, is_answered
 
 from .admission import admitted_continuation, admitted_multicallable
 from .queues import JournalRoutes
@@ -61,7 +63,6 @@ if TYPE_CHECKING:
     from .queues import FailbackQueuesBase
 
 Continuation: TypeAlias = "Callable[[Any, Any], AnyCall]"
-CLOSED: Final = "Cannot invoke RPC on closed channel!"
 """The text of gRPC's error for a call on a closed channel."""
 
 Begun: TypeAlias = "tuple[MethodConfig, int, int, int]"  # for `ClientCall`
@@ -325,14 +326,7 @@ def _refuse() -> Never:
 
 def _health_checked(done: Callable[[bool], object], call: AnyCall) -> None:
     """Report the result of a health check. On gRPC's thread."""
-    from rpcwheel.balancer.health import is_answered  # now: few channels need the balancer
-
-    response = error = None
-    try:
-        response = call.result(timeout=0)
-    except Exception as raised:  # noqa: BLE001 - also canceled, or of an interceptor
-        error = raised
-    done(is_answered(response, error))
+    done(is_answered(*outcome_of(call)))
 
 
 class _InterceptedMulticallable:

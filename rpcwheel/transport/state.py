@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from rpcwheel.backoff import MAX_BACKOFF_ATTEMPTS
 from rpcwheel.durations import NEVER
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 T = TypeVar("T", bound="Transport[Any]")
-
-MAX_BACKOFF_ATTEMPTS: Final = 64
-"""Reconnects in a row after which the backoff no longer grows, as wait objects may overflow."""
 
 SERVER_CODES: Final = frozenset(
     {

@@ -21,7 +21,14 @@ import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
-from rpcwheel._grpc.calls import failure_of, has_ended, is_single_threaded, run_at_end
+from rpcwheel._grpc.calls import (
+    CLOSED,
+    failure_of,
+    has_ended,
+    is_single_threaded,
+    run_at_end,
+    was_not_invoked,
+)
 from rpcwheel._grpc.connectivity import (
     CORE_READY,
     close_unavailable,
@@ -53,7 +60,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ReconnectingChannel"]
 
-CLOSED: Final = "Cannot invoke RPC on closed channel!"
 """The text of gRPC's error for a call on a closed channel."""
 
 READY: Final = grpc.ChannelConnectivity.READY
@@ -274,7 +280,7 @@ class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Chann
 
         Then `begin_call` returns another one, or raises because the channel is closed.
         """
-        if not isinstance(error, ValueError) or not str(error).startswith("Cannot invoke RPC"):
+        if not was_not_invoked(error):
             return False
         return transport.ended or transport is not self.connections.active
 

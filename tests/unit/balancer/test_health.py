@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.subchannel_pools import CALL, FAILING, IDLE, READY, FakePool, at
 from rpcwheel._grpc.finished import FinishedError
-from rpcwheel.balancer.health import HealthChecker, connect_failure, is_answered
+from rpcwheel.balancer.health import HealthChecker, connect_failure
 from rpcwheel.errors import TimerStopped
 from rpcwheel.events import CallbackFailed, ExecutorRejected
 
@@ -217,24 +217,6 @@ def test_a_dropped_pool_is_not_kept_by_its_checks(checked, timer, make_pool):
     assert not [one for one in gc.get_objects() if type(one) is FakePool]
     timer.advance(60)
     assert (prober.probes, timer.pending) == ([], 0)
-
-
-@pytest.mark.parametrize(
-    ("response", "code", "answered"),
-    [
-        (b"", "OK", True),
-        (b"\x08\x01", "OK", True),
-        (b"\x08\x02", "OK", False),
-        (None, "UNIMPLEMENTED", True),
-        (None, "INTERNAL", True),
-        (None, "UNAVAILABLE", False),
-        (None, "DEADLINE_EXCEEDED", False),
-        (None, "CANCELLED", False),
-    ],
-)
-def test_a_check_is_answered_unless_unreachable_or_not_serving(response, code, answered):
-    error = None if code == "OK" else FinishedError(grpc.StatusCode[code], "")
-    assert is_answered(response, error) is answered
 
 
 def test_the_reason_of_a_failed_connection_is_taken_from_grpcs_details():
