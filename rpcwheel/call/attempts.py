@@ -287,7 +287,6 @@ class HedgingPlan:
         "_config",
         "_deadline_ns",
         "_number",
-        "attempt_ns",
         "next_ns",
     )
 
@@ -300,7 +299,6 @@ class HedgingPlan:
         self._deadline_ns = deadline_ns
         self._number = 1
         self.next_ns = NEVER
-        self.attempt_ns = deadline_ns
         self.accept(Wait(started_ns + config.delay_ns))
 
     def ended(self, now_ns: int, result: AttemptResult) -> Wait | Stop:
@@ -426,7 +424,7 @@ class Attempts:
         Not for attempts that the caller canceled. Runs the user's wait object; if that raises, the
         call is not retried.
         """
-        if self.hedged:
+        if isinstance(self._plan, HedgingPlan):
             return self._plan.ended(now_ns, result)
         if result.code == "CANCELLED" and now_ns >= self._plan.attempt_ns - DEADLINE_TOLERANCE_NS:
             result = replace(result, code="DEADLINE_EXCEEDED")

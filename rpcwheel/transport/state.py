@@ -253,22 +253,19 @@ class ConnectionManager(Generic[T]):
     def _unanswered_with_active(self) -> int:
         return 0 if self.active.activity.last_read_ns is not None else self._unanswered + 1
 
-    def reconnect(
-        self, new: T, drain_ns: int, reason: str = "", backoff_ns: int | None = None
-    ) -> tuple[T, bool]:
+    def reconnect(self, new: T, drain_ns: int, reason: str, backoff_ns: int) -> tuple[T, bool]:
         """Replace the active transport.
 
         Args:
             new: The new transport.
             drain_ns: How long calls may continue on the old one; `NEVER`: no limit.
             reason: Why.
-            backoff_ns: The result of `next_backoff_ns()`; None: call it now.
+            backoff_ns: The result of `next_backoff_ns()`.
 
         Returns:
             The old transport, and whether it must be closed now: it has no calls, or `drain_ns` is
             0. If it is `connection_wanted`, the new one must connect at once.
         """
-        backoff_ns = self.next_backoff_ns() if backoff_ns is None else backoff_ns
         old, now_ns = self.active, self._now_ns()
         self._unanswered = self._unanswered_with_active()
         self._not_before_ns = NEVER if backoff_ns == NEVER else now_ns + backoff_ns
