@@ -166,8 +166,7 @@ class CallFactory:
         """
         calls = self if CALL_OPTIONS.get() is None else self._in_context()
         config = calls.config
-        own_ns = None if timeout is None else to_ns(timeout, subject="timeout")
-        now_ns, deadline_ns, attempt_ns = self.state.begin(config, own_ns)
+        now_ns, deadline_ns, attempt_ns = self.state.begin(config, timeout)
         is_late = now_ns >= deadline_ns
         if is_late and not calls.has_final_policy:
             return _late(self.kind)
@@ -227,7 +226,8 @@ class RetryingCall(Relay):
         self._own_timeout = timeout
         self._metadata: Metadata | None = None if metadata is None else tuple(metadata)
         self._wait_for_ready = wait_for_ready
-        self._begun = started_ns, deadline_ns
+        self._started_ns = started_ns
+        self._deadline_ns = deadline_ns
         self._context = copy_context()
         if config.keeps_requests or config.hedging is not None:
             if self.kind.streams_requests:
@@ -240,7 +240,7 @@ class RetryingCall(Relay):
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline of all attempts; None without a deadline."""
-        return seconds_left(self._begun[1], self._state.now_ns())
+        return seconds_left(self._deadline_ns, self._state.now_ns())
 
     @property
     def rpcwheel_server(self) -> Any:
@@ -343,8 +343,8 @@ class RetryingCall(Relay):
         return self._attempts or self._make_attempts()
 
     def _make_attempts(self, *, hedged: bool = False) -> Attempts:
-        budget = self._state.budget_of(self._config)
-        self._attempts = Attempts(self.method, self._config, *self._begun, budget, hedged=hedged)
+        budget, times = self._state.budget_of(self._config), (self._started_ns, self._deadline_ns)
+        self._attempts = Attempts(self.method, self._config, *times, budget, hedged=hedged)
         return self._attempts
 
     def _decide(self, call: Any, error: grpc.RpcError) -> None:

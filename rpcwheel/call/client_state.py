@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.admission.targets import Breakers
-from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.events import CallbackFailed, CallSlow, ExecutorRejected, StreamStalled, emit
 from rpcwheel.rpc import DEADLINE
@@ -144,20 +144,22 @@ class ClientState:
             else options.config(self.configs, method)
         )
 
-    def begin(self, config: MethodConfig, own_ns: int | None) -> tuple[int, int, int]:
+    def begin(self, config: MethodConfig, timeout: float | None) -> tuple[int, int, int]:
         """Begin a call. Creates no plan: most calls need only their first attempt.
 
         Args:
             config: The configuration of its method.
-            own_ns: The timeout that the caller gave; None without one.
+            timeout: As given by the caller, in seconds; None without one.
 
         Returns:
             The time now, the deadline of the call, and the deadline of its first attempt. If the
             deadline has passed, the first attempt must not be made.
 
         Raises:
+            TypeError, ConfigurationError: `timeout` is not a duration, or NaN.
             ValueError, grpc.aio.UsageError: The channel was closed.
         """
+        own_ns = None if timeout is None else to_ns(timeout, subject="timeout")
         if self.refuse is not None:
             self.refuse()
         now_ns = self.now_ns()

@@ -166,11 +166,13 @@ class ClientCall:
     """
 
     __slots__ = (
+        "_attempt_ns",
         "_attempts",
-        "_begun",
+        "_deadline_ns",
         "_details",
         "_request",
         "_start",
+        "_started_ns",
         "_tried",
         "config",
         "kind",
@@ -209,11 +211,9 @@ class ClientCall:
         self.waiting = waiting
         self.method: str = details.method
         if begun is None:
-            config, timeout = state.current_config(self.method), details.timeout
-            own_ns = None if timeout is None else to_ns(timeout, subject="timeout")
-            begun = (config, *state.begin(config, own_ns))
-        self.config = begun[0]
-        self._begun = begun[1:]
+            config = state.current_config(self.method)
+            begun = (config, *state.begin(config, details.timeout))
+        self.config, self._started_ns, self._deadline_ns, self._attempt_ns = begun
         self._attempts: Attempts | None = None  # most calls succeed at their first attempt
         self._tried: list[object] | None = None  # after a refused attempt
         self.nonce: str | None = None
@@ -233,12 +233,11 @@ class ClientCall:
     @property
     def is_late(self) -> bool:
         """Whether the deadline had passed before the call began, so that no attempt is made."""
-        now_ns, deadline_ns, _ = self._begun
-        return now_ns >= deadline_ns
+        return self._started_ns >= self._deadline_ns
 
     def seconds_left(self) -> float | None:
         """Return the time until the deadline; None without a deadline."""
-        return seconds_left(self._begun[1], self.state.now_ns())
+        return seconds_left(self._deadline_ns, self.state.now_ns())
 
     # --- Attempts ---
 
@@ -248,9 +247,8 @@ class ClientCall:
         return self._attempts or self._make_attempts(hedged=False)
 
     def _make_attempts(self, *, hedged: bool) -> Attempts:
-        budget = self.state.budget_of(self.config)
-        begun = self._begun[:2]
-        self._attempts = Attempts(self.method, self.config, *begun, budget, hedged=hedged)
+        budget, times = self.state.budget_of(self.config), (self._started_ns, self._deadline_ns)
+        self._attempts = Attempts(self.method, self.config, *times, budget, hedged=hedged)
         return self._attempts
 
     @property
@@ -279,8 +277,8 @@ class ClientCall:
 
     def first_attempt(self) -> AnyCall:
         """Make the first attempt."""
-        now_ns, _, attempt_ns = self._begun
-        details = details_with_timeout(self._details, seconds_left(attempt_ns, now_ns))
+        left_s = seconds_left(self._attempt_ns, self._started_ns)
+        details = details_with_timeout(self._details, left_s)
         if self.config.sends_nonces:
             self.nonce = new_nonce()
             details = details._replace(metadata=with_attempt(details.metadata, 1, self.nonce))
@@ -466,7 +464,7 @@ class ClientCall:
 
         Does not wait past the deadline, even if a task blocks the timer's thread.
         """
-        state, deadline_ns = self.state, self._begun[1]
+        state, deadline_ns = self.state, self._deadline_ns
         pause = _BackoffWait()
         if self.waiting is not None:
             self.waiting.add(pause)

@@ -44,7 +44,6 @@ from rpcwheel.call.sync_call import (
     with_defaults,
     with_reusable_metadata,
 )
-from rpcwheel.durations import to_ns
 from rpcwheel.failback.stored_calls import StoredCalls
 from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S, is_answered
@@ -111,9 +110,8 @@ class ClientInterceptor(
         # Most calls need only their first attempt, so that is made without a `ClientCall`.
         client_call_details = with_reusable_metadata(client_call_details)
         state, method = self._state, client_call_details.method
-        config, timeout = state.current_config(method), client_call_details.timeout
-        own_ns = None if timeout is None else to_ns(timeout, subject="timeout")
-        now_ns, deadline_ns, attempt_ns = state.begin(config, own_ns)
+        config = state.current_config(method)
+        now_ns, deadline_ns, attempt_ns = state.begin(config, client_call_details.timeout)
         begun = config, now_ns, deadline_ns, attempt_ns
         if now_ns >= deadline_ns:
             return make(client_call_details, request, begun).end_late()
@@ -439,8 +437,7 @@ class _InterceptedUnaryUnary(_InterceptedMulticallable, multicallable.UnaryUnary
             options = (timeout, metadata, *options[2:])
         if config.hedging is not None:
             return self._wait_hedged(name, request, *options)
-        own_ns = None if timeout is None else to_ns(timeout, subject="timeout")
-        now_ns, deadline_ns, attempt_ns = state.begin(config, own_ns)
+        now_ns, deadline_ns, attempt_ns = state.begin(config, timeout)
         begun = config, now_ns, deadline_ns, attempt_ns
         if now_ns >= deadline_ns:
             return _result(name, self._new_call(self._attempt, request, options, begun).end_late())
