@@ -39,7 +39,7 @@ from rpcwheel._grpc.calls import (
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call.client_state import ClientState
 from rpcwheel.call.policy import CallPolicy
-from rpcwheel.call.sync_call import LateCall
+from rpcwheel.call.sync_call import DeferredCall
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.rpc import NOT_EXECUTED_CODES, TRIED, Kind, classes_by_kind
 from rpcwheel.transport.probe import MARK, SERVER_HEALTH
@@ -278,7 +278,7 @@ def _probed(background: BackgroundCall, done: ProbeDone, probe: Any) -> None:
 # --- Calls ---
 
 
-class WaitingCall(LateCall):
+class WaitingCall(DeferredCall):
     """A call that begins its only attempt when a subchannel is READY."""
 
     def __init__(

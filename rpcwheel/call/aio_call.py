@@ -828,7 +828,7 @@ class Delivery(KeptDelivery):
         return None
 
 
-def begin_later(
+def begin_deferred(
     calls: CallFactory,
     start: Start,
     request: Any,

@@ -116,12 +116,12 @@ def with_reusable_metadata(details: Any) -> Any:
     return details if reusable is metadata else copy_details(details)._replace(metadata=reusable)
 
 
-class WaitingCalls:
+class ChannelCalls:
     """The calls of one channel that end with it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._running: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def add_running(self, call: AnyCall) -> None:
@@ -136,15 +136,15 @@ class WaitingCalls:
         for call in calls:
             call.cancel()
 
-    def add(self, call: _BackoffWait | CallAttempts) -> None:
+    def add_waiting(self, call: _BackoffWait | CallAttempts) -> None:
         """Add a call that begins to wait. The reference to it is weak."""
         with self._lock:
-            self._calls.add(call)
+            self._waiting.add(call)
 
     def end_waiting(self) -> None:
         """Make the next attempts now. The channel is closed, so this ends the calls."""
         with self._lock:
-            calls = list(self._calls)
+            calls = list(self._waiting)
         for call in calls:
             call.end_waiting()
 
@@ -192,7 +192,7 @@ class ClientCall:
         details: Any,
         request: Any,
         begun: tuple[MethodConfig, int, int, int] | None = None,
-        waiting: WaitingCalls | None = None,
+        waiting: ChannelCalls | None = None,
     ) -> None:
         """Begin a call, or continue with a call whose first attempt was made.
 
@@ -467,7 +467,7 @@ class ClientCall:
         state, deadline_ns = self.state, self._deadline_ns
         pause = _BackoffWait()
         if self.waiting is not None:
-            self.waiting.add(pause)
+            self.waiting.add_waiting(pause)
         delay_s = (at_ns - state.now_ns()) / 1e9
         timeout = state.schedule(pause.end_waiting, max(0, delay_s), f"retry of {self.method}")
         if timeout is None:
@@ -846,7 +846,7 @@ class CallAttempts:
     def _wait_until(self, at_ns: int) -> None:
         call, state = self.call, self.call.state
         if call.waiting is not None:
-            call.waiting.add(self)
+            call.waiting.add_waiting(self)
         self._timer = state.timer
         delay_s = max(0, at_ns - state.now_ns()) / 1e9
         name = "hedging" if self._hedged else "retry"
@@ -1163,7 +1163,7 @@ class StreamAttempts(CallAttempts):
         super()._decide(attempt, failure)
 
 
-class LateCall(StreamAttempts):
+class DeferredCall(StreamAttempts):
     """A call whose only attempt begins later, for example when a subchannel is READY."""
 
     def __init__(self, state: ClientState, kind: Kind, details: Details, request: Any) -> None:
@@ -1218,7 +1218,7 @@ class _Generator(FinishedResponse):
 
 
 def _begins_itself(*_: object) -> None:
-    raise AssertionError("a late call begins its attempt by itself")
+    raise AssertionError("a deferred call begins its attempt by itself")
 
 
 def _raised(error: BaseException) -> FinishedError:

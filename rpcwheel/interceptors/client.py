@@ -38,8 +38,8 @@ from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.call.metadata import call_metadata, new_nonce
 from rpcwheel.call.retry import with_attempt
 from rpcwheel.call.sync_call import (
+    ChannelCalls,
     ClientCall,
-    WaitingCalls,
     begin,
     with_defaults,
     with_reusable_metadata,
@@ -211,7 +211,7 @@ class InterceptedChannel(multicallable.Channel):
         self._channel = channel
         self._state = state
         self.call_policy = state.policy
-        self._waiting = WaitingCalls()
+        self._waiting = ChannelCalls()
         self._on_close: Callable[[], object] | None = None
         self._owner = owner
         if owner is not None:
@@ -333,7 +333,7 @@ class _InterceptedMulticallable:
     __slots__ = ("_below", "_config", "_keeper", "_kind", "_method", "_state", "_waiting")
 
     def __init__(
-        self, state: ClientState, waiting: WaitingCalls, kind: Kind, method: str, below: Any
+        self, state: ClientState, waiting: ChannelCalls, kind: Kind, method: str, below: Any
     ) -> None:
         self._state = state
         self._waiting = waiting
