@@ -445,7 +445,7 @@ class _BalancedMethod:
             raise ValueError(CLOSED)
         self._check(request, metadata, credentials, compression)
         waiting = WaitingCall(self, name, request, timeout, (metadata, *options[1:]))
-        return waiting.held_by_caller()
+        return waiting.make_retrying_call()
 
     def _check(self, request: Any, metadata: Any, credentials: object, compression: object) -> None:
         """Check the arguments of a call that waits, as gRPC does when it begins the call.

@@ -205,7 +205,7 @@ class RetryPlan:
         if self._budget is not None:
             forbidden = result.pushback_ns is not None and result.pushback_ns < 0
             # As gRFC A6 counts failures.
-            self._budget.failed(by_server=forbidden or config.names(result))
+            self._budget.failed(by_server=forbidden or config.retries_after(result))
         refusal = self._refusal(config, result)
         if refusal is not None:
             return refusal
@@ -226,7 +226,7 @@ class RetryPlan:
 
     def _refusal(self, config: RetryConfig, result: AttemptResult) -> Stop | None:
         """Return why this failure is not retried; None if only time and budget can prevent that."""
-        if not config.names(result):
+        if not config.retries_after(result):
             return NOT_NAMED
         if result.committed:
             return COMMITTED
@@ -440,7 +440,7 @@ class Attempts:
         elif step is NOT_SENT:
             if self.number > 1:
                 self._report_stop(step)
-        elif self._config.retry is not None and self._config.retry.names(result):
+        elif self._config.retry is not None and self._config.retry.retries_after(result):
             self._report_stop(step)
         return step
 

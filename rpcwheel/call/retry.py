@@ -173,7 +173,7 @@ class RetryConfig:
     budget: BudgetKey | None
     """The key of the budget for further attempts; None for no limit."""
 
-    def names(self, result: AttemptResult) -> bool:
+    def retries_after(self, result: AttemptResult) -> bool:
         """Whether such a failure is retried: one of `retry_on`, or a refusal before the handler.
 
         If the method is not idempotent, the refusal must be proven.

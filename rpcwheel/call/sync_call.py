@@ -574,7 +574,7 @@ def _begin_attempts(call: ClientCall, *, may_block: bool) -> AnyCall:
     if call.may_hedge:
         call.hedge()
     attempts = StreamAttempts(call) if call.kind.streams_responses else CallAttempts(call)
-    retrying = attempts.held_by_caller()
+    retrying = attempts.make_retrying_call()
     attempts.start(attempt)
     return retrying
 
@@ -763,8 +763,8 @@ class CallAttempts:
     def _is_over(self) -> bool:
         return self.final is not None or self.call.is_over
 
-    def held_by_caller(self) -> RetryingCall:
-        """Make the call that the caller holds."""
+    def make_retrying_call(self) -> RetryingCall:
+        """Make the call for the caller."""
         streams = self.call.kind.streams_responses
         return (RetryingStream if streams else RetryingCall)(self)
 

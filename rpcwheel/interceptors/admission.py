@@ -99,7 +99,7 @@ def _begin(
             except BaseException:  # such as metadata of a wrong form
                 waiting.cancel()
                 raise
-            return call.held_by_caller()
+            return call.make_retrying_call()
         began_s = time.monotonic()
         entered = wait_on_thread(entered)
         if details.timeout is not None:

@@ -33,7 +33,7 @@ from rpcwheel._grpc.aio_relay import (
 from rpcwheel._grpc.calls import AIO_CLOSED
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import Kind, classes_by_kind
-from rpcwheel.telemetry.tracing import begin_call
+from rpcwheel.telemetry.tracing import begin_call as begin_traced_call
 
 from .arguments import DEFAULT_BACKOFF, checked_grace
 from .base import ReconnectingBase
@@ -339,7 +339,7 @@ class TransportCall(Relay):
         self._call = call
         self._counted = counted
         if counted:
-            self._span_key = begin_call(self._transport.spans)
+            self._span_key = begin_traced_call(self._transport.spans)
         self._transport.running[id(self)] = weakref.ref(self)
         self.begin(call, is_new=True)
         return self

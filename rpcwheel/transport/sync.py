@@ -39,7 +39,7 @@ from rpcwheel._grpc.connectivity import (
 )
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.rpc import Kind, classes_by_kind
-from rpcwheel.telemetry.tracing import begin_call
+from rpcwheel.telemetry.tracing import begin_call as begin_traced_call
 
 from .arguments import DEFAULT_BACKOFF
 from .base import ReconnectingBase
@@ -321,7 +321,7 @@ class _ReconnectingMulticallable:
         """Make a blocking call."""
         channel = self._channel
         transport, method = self._begin_call()
-        span_key = begin_call(transport.spans)
+        span_key = begin_traced_call(transport.spans)
         try:
             return getattr(method, name)(request, *options)
         except grpc.RpcError as error:
@@ -343,7 +343,7 @@ class _ReconnectingMulticallable:
         """Start a call that does not block."""
         channel = self._channel
         transport, method = self._begin_call()
-        span_key = begin_call(transport.spans)
+        span_key = begin_traced_call(transport.spans)
         try:
             call = getattr(method, name)(request, *options)
         except BaseException as error:
