@@ -473,8 +473,10 @@ class RetryingCall(Relay):
         """End the call after its last attempt has failed, as its policies say."""
         error, requests = self._failed[1], self._requests
         buffered = not self.kind.streams_requests or (requests is not None and requests.is_buffered)
-        now_ns = self._state.now_ns()
-        self._carry_out(self.attempts.end(now_ns, error, received=self.received, buffered=buffered))
+        now_ns, received = self._state.now_ns(), self.received
+        self._carry_out(
+            self.attempts.decide_response(now_ns, error, received=received, buffered=buffered)
+        )
 
     def _carry_out(self, command: ReadRequests | Enqueue | Response | Exception | None) -> None:
         """End with what the policies have decided, after the steps of failback."""

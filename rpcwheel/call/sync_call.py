@@ -356,7 +356,7 @@ class ClientCall:
             return call
         buffered = self.requests is None or self.requests.is_buffered
         now_ns = self.state.now_ns()
-        result: Any = attempts.end(now_ns, error, received=received, buffered=buffered)
+        result: Any = attempts.decide_response(now_ns, error, received=received, buffered=buffered)
         if isinstance(result, ReadRequests) and self.requests is not None:
             self.requests.read_rest(self.seconds_left())
             buffered = self.requests.is_buffered
