@@ -112,7 +112,7 @@ class OutlierEjection:
         if not _is_outlier(policy, health, used):
             return None
         max_ns = to_ns(policy.max_ejection_time)
-        if now_ns - health.taken_back_ns >= max_ns:
+        if now_ns - health.recovered_ns >= max_ns:
             health.ejections = 0
         health.ejections += 1
         health.ejected = True

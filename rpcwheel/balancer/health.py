@@ -123,7 +123,7 @@ class HealthChecker(Generic[S]):
             subchannel.succeeded()
         if code in SERVER_ERRORS:
             recent = health.recent = health.recent or RecentErrors(successes=health.successes)
-            recent.count(pool.now_ns(), health.successes, is_success=is_success)
+            recent.count_error(pool.now_ns(), health.successes, is_in_successes=is_success)
         if is_success:
             return
         self.check_stale(subchannel)
@@ -339,7 +339,7 @@ class HealthChecker(Generic[S]):
 
     # --- Why servers can't be reached ---
 
-    def explains(self, now_s: float) -> bool:
+    def is_probing_failures(self, now_s: float) -> bool:
         """Whether probes find out now why servers can't be reached; starts them if it is time.
 
         The state of gRPC has no reason. The user's request must not be sent for that. False if they
