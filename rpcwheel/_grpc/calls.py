@@ -6,6 +6,7 @@ versions of grpcio on which it was verified.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -95,6 +96,14 @@ def copy_details(details: Any) -> Details:
     """Copy any call details. An attribute that is missing becomes None, as in grpc."""
     fields: Any = (getattr(details, name, None) for name in Details._fields)
     return Details(*fields)
+
+
+def copy_of(request: Any) -> Any:
+    """Copy a request, because its caller may change it. One that can't be copied is returned."""
+    try:
+        return copy.deepcopy(request)
+    except Exception:  # noqa: BLE001 - of a class of the user's
+        return request
 
 
 def details_with_timeout(details: Any, timeout: float | None) -> Details:

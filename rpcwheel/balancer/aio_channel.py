@@ -42,9 +42,9 @@ from rpcwheel._grpc.calls import (
     CANCELLED_HERE,
     check_call_options,
     check_request,
+    copy_of,
     reusable_metadata,
 )
-from rpcwheel.call.failed_calls import copy_of
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.rpc import TRIED, Kind, classes_by_kind
 from rpcwheel.transport.aio import (

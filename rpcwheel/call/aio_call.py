@@ -45,7 +45,7 @@ from rpcwheel._grpc.aio_relay import (
     failure_of,
     has_ended,
 )
-from rpcwheel._grpc.calls import CANCELLED_HERE, Details, reusable_metadata, server_of
+from rpcwheel._grpc.calls import CANCELLED_HERE, Details, copy_of, reusable_metadata, server_of
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.events import HedgeSent, emit
@@ -66,7 +66,6 @@ from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .config import CALL_OPTIONS, MethodConfig
 from .failed_calls import (
     ANSWER_KEY,
-    copy_of,
     default_messages,
     delivery_timeout,
     queued_metadata,

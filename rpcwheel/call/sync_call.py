@@ -36,6 +36,7 @@ from rpcwheel._grpc.calls import (
     COLLECTED,
     InternalCallback,
     copy_details,
+    copy_of,
     details_with_timeout,
     failure_of,
     has_ended,
@@ -58,7 +59,6 @@ from .attempts import CHANNEL_CLOSED, Attempts, Enqueue, ReadRequests, Response,
 from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .failed_calls import (
     ANSWER_KEY,
-    copy_of,
     default_messages,
     delivery_timeout,
     queued_metadata,
