@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import grpc
 
 from rpcwheel.errors import public_name, safe_repr
-from rpcwheel.transport.state import SubchannelStatus
+from rpcwheel.transport.status import SubchannelStatus
 
 from .dubbo import ABSENT, NO_CONVENTIONS, with_headers
 
@@ -277,17 +277,17 @@ class SubchannelBase:
         if not problem and state is FAILING:
             problem = "it cannot be reached"
         return SubchannelStatus(
-            self.id,
-            self.address,
-            state.name,
-            self.healthy,
-            reason,
-            self.ejected,
-            self.stale,
-            self.calls,
-            instance.weight,
-            instance.zone,
-            problem,
+            id=self.id,
+            address=self.address,
+            state=state.name,
+            healthy=self.healthy,
+            unhealthy_reason=reason,
+            ejected=self.ejected,
+            stale=self.stale,
+            calls=self.calls,
+            weight=instance.weight,
+            zone=instance.zone,
+            problem=problem,
         )
 
     @safe_repr

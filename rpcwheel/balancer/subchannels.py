@@ -28,7 +28,7 @@ from rpcwheel.events import CallbackFailed, StaleInstancesKept, emit
 from rpcwheel.telemetry import components
 from rpcwheel.timer.manual import checked_timer, clock_of
 from rpcwheel.transport.arguments import checked_options, refuse_both
-from rpcwheel.transport.state import ChannelStatus, channel_problem
+from rpcwheel.transport.status import ChannelStatus, channel_problem
 
 from .dubbo import conventions_of
 from .ejection import SelfPreservation
@@ -723,14 +723,14 @@ class SubchannelPool(Generic[S]):
         subchannels = tuple(subchannel.status() for subchannel in self.subchannels)
         state = self.whole_state().name
         return ChannelStatus(
-            self.name,
-            True,
-            state,
-            self.calls,
-            None,
-            any(subchannel.stale for subchannel in subchannels),
-            subchannels,
-            channel_problem(state, has_servers=bool(subchannels)),
+            target=self.name,
+            balanced=True,
+            state=state,
+            calls=self.calls,
+            connection=None,
+            stale=any(subchannel.stale for subchannel in subchannels),
+            subchannels=subchannels,
+            problem=channel_problem(state, has_servers=bool(subchannels)),
         )
 
 

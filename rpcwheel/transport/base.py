@@ -28,7 +28,8 @@ from .arguments import (
     checked_target,
     refuse_both,
 )
-from .state import ChannelStatus, ConnectionManager, MethodSpec, T, channel_problem
+from .state import ConnectionManager, MethodSpec, T
+from .status import ChannelStatus, channel_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -312,7 +313,16 @@ class ReconnectingBase(Generic[T]):
             return None
         state = self._state_name()
         problem = channel_problem(state, has_servers=True)
-        return ChannelStatus(self.target, False, state, self.calls, self.number, False, (), problem)
+        return ChannelStatus(
+            target=self.target,
+            balanced=False,
+            state=state,
+            calls=self.calls,
+            connection=self.number,
+            stale=False,
+            subchannels=(),
+            problem=problem,
+        )
 
     def _state_name(self) -> str:
         state = self.get_state()
