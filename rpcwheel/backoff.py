@@ -42,6 +42,10 @@ ALLOWED_WAITS: Final = (
 )
 """The values that `Backoff` accepts as a wait, for error messages."""
 
+MAX_BACKOFF_ATTEMPTS: Final = 64
+"""The number of attempts after which a backoff without an end no longer grows: wait objects may
+overflow."""
+
 _GOLDEN_RATIO: Final = (5**0.5 - 1) / 2
 RANDOM: Final = random.SystemRandom()
 """Spreads waits and requests in time. Not the program's own generator: background threads would

@@ -6,6 +6,7 @@ versions of grpcio on which it was verified.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -95,6 +96,14 @@ def copy_details(details: Any) -> Details:
     """Copy any call details. An attribute that is missing becomes None, as in grpc."""
     fields: Any = (getattr(details, name, None) for name in Details._fields)
     return Details(*fields)
+
+
+def copy_of(request: Any) -> Any:
+    """Copy a request, because its caller may change it. One that can't be copied is returned."""
+    try:
+        return copy.deepcopy(request)
+    except Exception:  # noqa: BLE001 - of a class of the user's
+        return request
 
 
 def details_with_timeout(details: Any, timeout: float | None) -> Details:
@@ -230,6 +239,14 @@ def failure_of(call: AnyCall) -> BaseException | None:
     return error
 
 
+def outcome_of(call: AnyCall) -> tuple[Any, BaseException | None]:
+    """Return the response and the failure of a unary call that has ended; one of them is None."""
+    try:
+        return call.result(timeout=0), None
+    except Exception as error:  # noqa: BLE001 - also canceled, or of an interceptor
+        return None, error
+
+
 def has_status(error: BaseException) -> bool:
     """Whether an error is the status of a call, not a bug or a cancellation by the client."""
     return isinstance(error, grpc.RpcError) and callable(getattr(error, "code", None))
@@ -357,23 +374,37 @@ COLLECTED: Final = "Cancelled upon garbage collection!"
 
 ENDED_HERE: Final = frozenset({CANCELLED_HERE, COLLECTED})
 
+CLOSED: Final = "Cannot invoke RPC on closed channel!"
+"""The text of gRPC's `ValueError` for a call with one response on a closed channel of `grpc`."""
+
+AIO_CLOSED: Final = "Channel is closed."
+"""The text of gRPC's `UsageError` for a call on a closed channel of `grpc.aio`."""
+
+_NOT_INVOKED: Final = "Cannot invoke RPC"
+"""How the texts of gRPC's `ValueError`s for calls on a closed channel begin."""
+
 _CLOSED_MESSAGES: Final = {
-    "Cannot invoke RPC on closed channel!",  # `ValueError` of grpc, for calls with one response
-    "Cannot invoke RPC: Channel closed!",  # the same, for response streams and futures
-    "Channel is closed.",  # `UsageError` of grpc.aio
+    CLOSED,
+    f"{_NOT_INVOKED}: Channel closed!",  # `ValueError`, for response streams and futures
+    AIO_CLOSED,
 }
 """The errors of a call that is made on a closed channel (grpcio 1.60 to 1.85)."""
 
-_CLOSED_DURING_CALL: Final = "Channel closed!"
+CLOSED_DURING_CALL: Final = "Channel closed!"
 """The details of a call of `grpc` that ran when its channel was closed. A call of `grpc.aio` raises
 a `CancelledError` without a text."""
+
+
+def was_not_invoked(error: object) -> bool:
+    """Whether `grpc` has refused to begin a call, because its channel is closed."""
+    return isinstance(error, ValueError) and str(error).startswith(_NOT_INVOKED)
 
 
 def is_channel_closed_error(error: BaseException) -> bool:
     """Whether an error says that the client closed the channel before or during the call."""
     if isinstance(error, grpc.RpcError):
         canceled = value_of(error, "code") is grpc.StatusCode.CANCELLED
-        return canceled and _CLOSED_DURING_CALL in str(value_of(error, "details"))
+        return canceled and CLOSED_DURING_CALL in str(value_of(error, "details"))
     return isinstance(error, (ValueError, grpc.aio.UsageError)) and str(error) in _CLOSED_MESSAGES
 
 

@@ -19,9 +19,8 @@ from rpcwheel._grpc.aio_finished import (
     status_of,
 )
 from rpcwheel._grpc.aio_relay import AwaitedRelay, cancel_count
-from rpcwheel._grpc.calls import CANCELLED_HERE, metadata_tuple
+from rpcwheel._grpc.calls import AIO_CLOSED, CANCELLED_HERE, metadata_tuple
 from rpcwheel.rpc import Kind, classes_by_kind
-from rpcwheel.transport.aio import CLOSED
 
 from .aio_channel import CALLS, BalancedChannel
 from .broadcast_base import BroadcastBase, BroadcastFailed, distinct_names
@@ -95,7 +94,7 @@ class _BroadcastMethod:
         compression: grpc.Compression | None,
     ) -> Any:
         if self._pool is not None and self._pool.closing:
-            raise grpc.aio.UsageError(CLOSED)
+            raise grpc.aio.UsageError(AIO_CLOSED)
         options = {
             "timeout": timeout,
             "metadata": None
@@ -168,7 +167,7 @@ async def _begin_on_subchannels(
 
 
 def _begin_on(method: Any, subchannel: Subchannel, request: Any, options: dict[str, Any]) -> Any:
-    problem = method.pool.connections.connect_problem(subchannel)
+    problem = method.pool.connections.make_connection(subchannel)
     if not problem:
         begun = method.start(subchannel, (request,), options)
         if begun is not None:

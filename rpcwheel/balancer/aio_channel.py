@@ -38,27 +38,27 @@ from rpcwheel._grpc.aio_relay import (
     cancel_count,
 )
 from rpcwheel._grpc.calls import (
+    AIO_CLOSED,
     CANCELLED_HERE,
     check_call_options,
     check_request,
+    copy_of,
     reusable_metadata,
 )
-from rpcwheel.call.failed_calls import copy_of
-from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.rpc import TRIED, Kind, classes_by_kind
 from rpcwheel.transport.aio import (
-    CLOSED,
     MULTICALLABLES,
     AioTransport,
     ReconnectingChannel,
     TransportCall,
 )
-from rpcwheel.transport.probe import MARK
+from rpcwheel.transport.arguments import checked_grace
+from rpcwheel.transport.probe import MARK, SERVER_HEALTH
 from rpcwheel.transport.state import MethodSpec
 
 from .base import BalancedChannelBase
-from .health import PROBE, HealthChecker
+from .health import HealthChecker
 from .pending import (
     CLOSED_MEANWHILE,
     FIRST_POLL_S,
@@ -167,7 +167,7 @@ class _Connections(Connections[Subchannel]):
         return connection
 
     def closed_error(self) -> grpc.aio.UsageError:
-        return grpc.aio.UsageError(CLOSED)
+        return grpc.aio.UsageError(AIO_CLOSED)
 
     @property
     def are_insecure(self) -> bool:
@@ -365,8 +365,8 @@ class _Prober:
     async def _probe(self, subchannel: Subchannel, timeout_s: float) -> _ProbeResult:
         pool = self._pool
         try:
-            call = pool.connections.connection_of(subchannel).heartbeat_call(PROBE.method)
-            return await call(PROBE.request, timeout=timeout_s, metadata=MARK), None
+            call = pool.connections.connection_of(subchannel).heartbeat_call(SERVER_HEALTH.method)
+            return await call(SERVER_HEALTH.request, timeout=timeout_s, metadata=MARK), None
         except asyncio.CancelledError as error:
             if cancel_count():
                 raise
@@ -524,7 +524,7 @@ class _BalancedMethod:
         except grpc.aio.UsageError as error:
             connection = subchannel.connection
             accepts = connection is not None and connection.accepts_calls
-            if str(error) != CLOSED or (accepts and not subchannel.removed):
+            if str(error) != AIO_CLOSED or (accepts and not subchannel.removed):
                 raise
             return None
         return subchannel, method.channel, transport, call
@@ -548,7 +548,7 @@ class _BalancedMethod:
     ) -> Any:
         pool = self.pool
         if pool.closing:
-            raise grpc.aio.UsageError(CLOSED)
+            raise grpc.aio.UsageError(AIO_CLOSED)
         metadata = reusable_metadata(metadata)  # a picker may read it too
         options = {
             "timeout": timeout,
@@ -656,7 +656,7 @@ class BalancedChannel(BalancedChannelBase[Subchannel], aio_multicallable.Channel
             grpc.aio.UsageError: The channel is closed.
         """
         if self.closed:
-            raise grpc.aio.UsageError(CLOSED)
+            raise grpc.aio.UsageError(AIO_CLOSED)
         await self._wait_until(lambda: self.get_state() is not last_observed_state)
 
     async def channel_ready(self) -> None:
@@ -668,7 +668,7 @@ class BalancedChannel(BalancedChannelBase[Subchannel], aio_multicallable.Channel
         ready = {READY, SHUTDOWN}
         await self._wait_until(lambda: self.get_state(try_to_connect=True) in ready)
         if self.closed:
-            raise grpc.aio.UsageError(CLOSED)
+            raise grpc.aio.UsageError(AIO_CLOSED)
 
     async def _wait_until(self, happened: Callable[[], bool]) -> None:
         self._pool.jobs.enter()
@@ -693,9 +693,7 @@ class BalancedChannel(BalancedChannelBase[Subchannel], aio_multicallable.Channel
         Raises:
             ConfigurationError: `grace` is negative.
         """
-        if grace is not None and grace < 0:
-            raise ConfigurationError(f"grace must be 0 seconds or more, or None, not {grace!r}")
-        await self._pool.close(grace)
+        await self._pool.close(checked_grace(grace))
 
 
 def _checked_interceptors(interceptors: object) -> list[grpc.aio.ClientInterceptor] | None:

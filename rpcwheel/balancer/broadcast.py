@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from rpcwheel._grpc.calls import failure_of, metadata_tuple
+from rpcwheel._grpc.calls import CLOSED_DURING_CALL, failure_of, metadata_tuple
 from rpcwheel._grpc.connectivity import core_target
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 from rpcwheel._grpc.multicallable import Channel
@@ -144,7 +144,7 @@ def _begin_on_subchannels(
 
 
 def _begin_on(method: _BalancedMethod, subchannel: Subchannel, *arguments: Any) -> Any:
-    problem = method.pool.connections.connect_problem(subchannel)
+    problem = method.pool.connections.make_connection(subchannel)
     if not problem:
         call = method.begin_on(subchannel, "future", *arguments)
         if call is not None:
@@ -165,7 +165,7 @@ def _as_rpc_error(error: BaseException) -> BaseException:
     if isinstance(error, grpc.RpcError) and hasattr(error, "code"):
         return error
     if isinstance(error, grpc.FutureCancelledError):
-        return FinishedError(grpc.StatusCode.CANCELLED, "Channel closed!")
+        return FinishedError(grpc.StatusCode.CANCELLED, CLOSED_DURING_CALL)
     return FinishedError(grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {error}", error=error)
 
 

@@ -22,28 +22,31 @@ from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel._concurrency.exiting import BACKGROUND
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import (
+    CLOSED,
     NOT_SERIALIZED,
     Details,
     InternalCallback,
     check_call_options,
     check_request,
     metadata_tuple,
+    outcome_of,
     reusable_metadata,
     run_at_end,
     set_server_of,
     value_of,
+    was_not_invoked,
 )
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call.client_state import ClientState
 from rpcwheel.call.policy import CallPolicy
-from rpcwheel.call.sync_call import LateCall
+from rpcwheel.call.sync_call import DeferredCall
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.rpc import NOT_EXECUTED_CODES, TRIED, Kind, classes_by_kind
-from rpcwheel.transport.probe import MARK
-from rpcwheel.transport.sync import CLOSED, ReconnectingChannel
+from rpcwheel.transport.probe import MARK, SERVER_HEALTH
+from rpcwheel.transport.sync import ReconnectingChannel
 
 from .base import BalancedChannelBase
-from .health import PROBE, HealthChecker
+from .health import HealthChecker
 from .pending import FIRST_POLL_S, MAX_POLL_S, Refusal, poll_interval_s
 from .subchannel import SubchannelBase
 from .subchannels import Connections, SubchannelPool
@@ -251,8 +254,8 @@ class _Prober:
             done(None, None)
             return
         try:
-            call = pool.connections.connection_of(subchannel).heartbeat_call(PROBE.method)
-            probe = call.future(PROBE.request, timeout_s, MARK)
+            call = pool.connections.connection_of(subchannel).heartbeat_call(SERVER_HEALTH.method)
+            probe = call.future(SERVER_HEALTH.request, timeout_s, MARK)
         except BaseException as error:  # closed meanwhile, or of the user's `connect`
             BACKGROUND.end_call(background)
             if not isinstance(error, Exception):
@@ -269,18 +272,13 @@ class _Prober:
 def _probed(background: BackgroundCall, done: ProbeDone, probe: Any) -> None:
     """Handle the end of a probe. On gRPC's thread."""
     BACKGROUND.end_call(background)
-    response = error = None
-    try:
-        response = probe.result(timeout=0)
-    except Exception as raised:  # noqa: BLE001 - also canceled, or of an interceptor
-        error = raised
-    done(response, error)
+    done(*outcome_of(probe))
 
 
 # --- Calls ---
 
 
-class WaitingCall(LateCall):
+class WaitingCall(DeferredCall):
     """A call that begins its only attempt when a subchannel is READY."""
 
     def __init__(
@@ -447,7 +445,7 @@ class _BalancedMethod:
             raise ValueError(CLOSED)
         self._check(request, metadata, credentials, compression)
         waiting = WaitingCall(self, name, request, timeout, (metadata, *options[1:]))
-        return waiting.held_by_caller()
+        return waiting.make_retrying_call()
 
     def _check(self, request: Any, metadata: Any, credentials: object, compression: object) -> None:
         """Check the arguments of a call that waits, as gRPC does when it begins the call.
@@ -495,7 +493,7 @@ def _was_closed(subchannel: Subchannel, before: Any, error: ValueError) -> bool:
         before: Its connection, read before the multicallable.
         error: The exception of the call.
     """
-    if not str(error).startswith("Cannot invoke RPC"):
+    if not was_not_invoked(error):
         return False
     connection = subchannel.connection
     replaced = connection is not before or connection is None or not connection.accepts_calls

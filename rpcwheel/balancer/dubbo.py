@@ -40,7 +40,7 @@ class DubboClient:
 
 @dataclass(frozen=True, slots=True)
 class Conventions:
-    """What is special about calls to one server."""
+    """How calls to one server differ: headers, and the warm-up of its weight."""
 
     headers: Headers = ()
     """Metadata that each call is given."""
@@ -53,7 +53,12 @@ NO_CONVENTIONS: Final = Conventions()
 
 
 def conventions_of(instance: ServiceInstance, client: DubboClient | None) -> Conventions:
-    """Return the conventions of an instance; None: for a client of no registry of Dubbo's."""
+    """Return the conventions of an instance.
+
+    Args:
+        instance: The instance.
+        client: None if the registry is not Dubbo's.
+    """
     metadata = instance.metadata
     if INTERFACE not in metadata:
         return NO_CONVENTIONS

@@ -112,7 +112,7 @@ class OutlierEjection:
         if not _is_outlier(policy, health, used):
             return None
         max_ns = to_ns(policy.max_ejection_time)
-        if now_ns - health.taken_back_ns >= max_ns:
+        if now_ns - health.recovered_ns >= max_ns:
             health.ejections = 0
         health.ejections += 1
         health.ejected = True
@@ -149,9 +149,9 @@ class SelfPreservation(Generic[S]):
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
         self.grace_ns: int | None = None
-        """How long stale subchannels that answer are kept after the last change of what is stale,
-        once they are no longer the majority. None: the instances are not of a registry, so what an
-        update lacks is removed at once, unless it is empty."""
+        """How long stale subchannels that answer are kept after the last one became or ceased to be
+        stale, unless they are the majority. None: an update removes what it does not list at once,
+        unless it lists nothing (no registry, or one without `self_preservation`)."""
         self._changed_ns = 0
         self._lost: dict[str, tuple[int, ServiceInstance]] = {}  # with the time
 

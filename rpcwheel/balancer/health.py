@@ -23,12 +23,19 @@ import grpc
 
 from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._grpc.calls import value_of
-from rpcwheel.backoff import Backoff
+from rpcwheel.backoff import MAX_BACKOFF_ATTEMPTS, Backoff
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import TimerError
-from rpcwheel.events import CallbackFailed, SubchannelHealthy, SubchannelUnhealthy, emit
+from rpcwheel.events import (
+    CallbackFailed,
+    ExecutorRejected,
+    SubchannelHealthy,
+    SubchannelUnhealthy,
+    emit,
+)
 from rpcwheel.timer import shared_timer
-from rpcwheel.transport.probe import UNANSWERED, HealthProbe
+from rpcwheel.timer.manual import timer_name
+from rpcwheel.transport.probe import is_answered
 
 from .ejection import FAILURES, SERVER_ERRORS, UNDECIDED, OutlierEjection
 from .pending import MAX_EXPLAINED
@@ -45,8 +52,6 @@ if TYPE_CHECKING:
 
     ProbeDone: TypeAlias = Callable[[bytes | None, BaseException | None], object]
 
-PROBE: Final = HealthProbe()
-
 STALE_INTERVAL_NS: Final = 5_000_000_000
 """How often a stale subchannel is checked."""
 
@@ -55,9 +60,6 @@ FALLBACK_DELAY_NS: Final = 1_000_000_000
 
 MIN_CHECK_DELAY_NS: Final = 10_000_000
 """The minimum delay between health checks of a subchannel."""
-
-MAX_BACKOFF_ATTEMPTS: Final = 64
-"""The number of attempts after which the backoff no longer grows: wait objects may overflow."""
 
 EXPLAIN_TIMEOUT_S: Final = 0.03
 EXPLAIN_AGAIN_S: Final = 1.0
@@ -72,8 +74,9 @@ class Prober(Protocol):
         """Call `job()` on a worker, or on the loop. Any thread; does not block."""
 
     def probe(self, subchannel: Any, timeout_s: float, done: ProbeDone) -> None:
-        """Call `PROBE` on the connection of a subchannel. On a worker, a caller's thread, the loop.
+        """Call `SERVER_HEALTH` on the connection of a subchannel.
 
+        Runs on a worker, a caller's thread, or the loop.
         Calls `done(response, error)`, with None for one of them, on any thread, or on the loop,
         also if it raises. If the process is exiting, calls `done(None, None)`.
         """
@@ -120,7 +123,7 @@ class HealthChecker(Generic[S]):
             subchannel.succeeded()
         if code in SERVER_ERRORS:
             recent = health.recent = health.recent or RecentErrors(successes=health.successes)
-            recent.count(pool.now_ns(), health.successes, is_success=is_success)
+            recent.count_error(pool.now_ns(), health.successes, is_in_successes=is_success)
         if is_success:
             return
         self.check_stale(subchannel)
@@ -218,7 +221,8 @@ class HealthChecker(Generic[S]):
             timer = shared_timer() if self._timer is None else self._timer
             timeout = timer.new_timeout(due, to_seconds(delay_ns))
         except (TimerError, RuntimeError) as error:  # stopped, full, or no thread can be started
-            emit(CallbackFailed(pool.name, "the timer of health checks", error))
+            task = f"health check of {pool.name}"
+            emit(ExecutorRejected(timer_name(self._timer), task, error))
             if not subchannel.healthy:
                 self.mark_healthy(subchannel)  # the next call shows whether it works
             return
@@ -335,7 +339,7 @@ class HealthChecker(Generic[S]):
 
     # --- Why servers can't be reached ---
 
-    def explains(self, now_s: float) -> bool:
+    def is_probing_failures(self, now_s: float) -> bool:
         """Whether probes find out now why servers can't be reached; starts them if it is time.
 
         The state of gRPC has no reason. The user's request must not be sent for that. False if they
@@ -373,20 +377,6 @@ class HealthChecker(Generic[S]):
             is_last = not self._explaining
         if is_last:
             self._pool.changed()
-
-
-def is_answered(response: bytes | None, error: BaseException | None) -> bool:
-    """Whether a health check was answered by a server that serves.
-
-    Args:
-        response: The response; None if the check failed.
-        error: How it failed.
-    """
-    if response is not None:
-        return PROBE.judge(response).serving is not False
-    if not isinstance(error, grpc.RpcError):  # such as one of an interceptor
-        return False
-    return getattr(value_of(error, "code"), "name", "CANCELLED") not in UNANSWERED
 
 
 def connect_failure(error: Any) -> str:

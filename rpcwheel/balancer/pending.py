@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import grpc
 
+from rpcwheel._grpc.calls import CLOSED_DURING_CALL
+
 from .subchannel import CONNECTING, FAILING, IDLE, READY
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ class Refusal(NamedTuple):
     """Whether all connection attempts have failed."""
 
 
-CLOSED_MEANWHILE: Final = Refusal(grpc.StatusCode.CANCELLED, "Channel closed!")
+CLOSED_MEANWHILE: Final = Refusal(grpc.StatusCode.CANCELLED, CLOSED_DURING_CALL)
 """The end of a call whose channel is closed while it waits; has gRPC's details."""
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import grpc
 
 from rpcwheel.errors import public_name, safe_repr
-from rpcwheel.transport.state import SubchannelStatus
+from rpcwheel.transport.status import SubchannelStatus
 
 from .dubbo import ABSENT, NO_CONVENTIONS, with_headers
 
@@ -50,11 +50,17 @@ class RecentErrors:
     successes: int = 0
     """`SubchannelHealth.successes` at that time."""
 
-    def count(self, now_ns: int, successes: int, *, is_success: bool) -> None:
-        """Count a failure; `is_success`: it is one of the `successes`."""
+    def count_error(self, now_ns: int, successes: int, *, is_in_successes: bool) -> None:
+        """Count a call that failed because of the server.
+
+        Args:
+            now_ns: The time now.
+            successes: `SubchannelHealth.successes` now.
+            is_in_successes: Whether they include this call: its status was an answer.
+        """
         rest = self._rest(now_ns)
         self.errors = self.errors * rest + 1.0
-        self.answers = self.answers * rest + max(0, successes - self.successes - is_success)
+        self.answers = self.answers * rest + max(0, successes - self.successes - is_in_successes)
         self.at_ns, self.successes = now_ns, successes
 
     def attempts_per_answer(self, now_ns: int, successes: int) -> float:
@@ -77,7 +83,8 @@ class SubchannelHealth:
     ejected: bool = False
     """Whether it is unhealthy because its calls failed."""
     ejections: int = 0
-    taken_back_ns: int = 0
+    recovered_ns: int = 0
+    """When it last became healthy again."""
     generation: int = 0
     """Incremented when the subchannel becomes unhealthy, healthy or stale, or its instance was
     published again. Results of health checks of an earlier generation are ignored."""
@@ -131,7 +138,7 @@ class SubchannelHealth:
         self.failures = self.window_failures = 0
         self.window_ns, self.window_successes = now_ns, self.successes
         self.failing = 0.0
-        self.taken_back_ns = now_ns
+        self.recovered_ns = now_ns
         return now_ns - since_ns
 
 
@@ -270,17 +277,17 @@ class SubchannelBase:
         if not problem and state is FAILING:
             problem = "it cannot be reached"
         return SubchannelStatus(
-            self.id,
-            self.address,
-            state.name,
-            self.healthy,
-            reason,
-            self.ejected,
-            self.stale,
-            self.calls,
-            instance.weight,
-            instance.zone,
-            problem,
+            id=self.id,
+            address=self.address,
+            state=state.name,
+            healthy=self.healthy,
+            unhealthy_reason=reason,
+            ejected=self.ejected,
+            stale=self.stale,
+            calls=self.calls,
+            weight=instance.weight,
+            zone=instance.zone,
+            problem=problem,
         )
 
     @safe_repr

@@ -28,7 +28,7 @@ from rpcwheel.events import CallbackFailed, StaleInstancesKept, emit
 from rpcwheel.telemetry import components
 from rpcwheel.timer.manual import checked_timer, clock_of
 from rpcwheel.transport.arguments import checked_options, refuse_both
-from rpcwheel.transport.state import ChannelStatus, channel_problem
+from rpcwheel.transport.status import ChannelStatus, channel_problem
 
 from .dubbo import conventions_of
 from .ejection import SelfPreservation
@@ -57,7 +57,7 @@ RECONNECT_NS: Final = 1_000_000_000
 """The wait before `connect` is called again after it raised."""
 
 OTHER_TIMEOUT_S: Final = 1.0
-"""The maximum wait of an attempt of a hedged call for a subchannel that was not tried."""
+"""The maximum wait of an attempt for a subchannel that its call was not sent to."""
 
 MAX_RECONNECT_BACKOFF: Final = ("grpc.max_reconnect_backoff_ms", 3_000)
 """With gRPC's default, a server that was away for long gets its first call up to 2 minutes late."""
@@ -81,7 +81,7 @@ class Checks(Protocol[S_contra]):
     def forget(self, subchannel: S_contra) -> None:
         """Cancel the check of a subchannel."""
 
-    def explains(self, now_s: float) -> bool:
+    def is_probing_failures(self, now_s: float) -> bool:
         """Whether probes find out now why servers can't be reached; starts them if it is time."""
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class Connections(Generic[S]):
                 run_callback(self._pool.name, on_subchannel, subchannel)
         return new
 
-    def connect_problem(self, subchannel: S) -> str:
+    def make_connection(self, subchannel: S) -> str:
         """Make the connection of a subchannel. Returns why there is none, or ""."""
         try:
             self.connection_of(subchannel)
@@ -354,8 +354,8 @@ class SubchannelPool(Generic[S]):
         Args:
             refresh: Called repeatedly while calls are made and a server can't be reached or none is
                 known. Any thread. Must not block or raise.
-            grace_ns: The time in which servers that the registry has lost publish themselves again;
-                None: those that still answer are kept for longer.
+            grace_ns: How long servers that the registry has lost and that answer are kept; see
+                `SelfPreservation.grace_ns`.
             client: What it is for Dubbo's providers; None: the registry is not Dubbo's.
         """
         self._refresh, self.preservation.grace_ns = refresh, grace_ns
@@ -386,7 +386,9 @@ class SubchannelPool(Generic[S]):
             self.rules.empty_reason = empty_reason
             listed, now_ns = self._instances.by_id, self.now_ns()
             kept, lost = self.preservation.kept(self._by_id, listed, expired, now_ns)
-            change = self._update(kept | {each.id: self._new_subchannel(each) for each in lost})
+            change = self._use_instances(
+                kept | {each.id: self._new_subchannel(each) for each in lost}
+            )
             if change is None:
                 return
             left = [subchannel.instance for subchannel in change.removed]
@@ -413,7 +415,9 @@ class SubchannelPool(Generic[S]):
             if not subchannel.stale or subchannel.removed:
                 return
             others = {id_: other for id_, other in self._by_id.items() if other is not subchannel}
-            change = self._update({id_: other for id_, other in others.items() if other.stale})
+            change = self._use_instances(
+                {id_: other for id_, other in others.items() if other.stale}
+            )
         if change is not None:
             self._apply(change)
 
@@ -422,12 +426,12 @@ class SubchannelPool(Generic[S]):
         with self.lock:
             if self.closed or not self.preservation.may_expire(self._by_id, self.now_ns()):
                 return False
-            change = self._update({})
+            change = self._use_instances({})
         if change is not None:
             self._apply(change)
         return True
 
-    def _update(self, stale: dict[str, S]) -> _Change[S] | None:
+    def _use_instances(self, stale: dict[str, S]) -> _Change[S] | None:
         """Use the known instances and these stale subchannels; None if nothing changes."""
         was_usable = self.rules.are_known and not self.rules.unusable
         unusable = self._instances.protocol_problem(self.name)
@@ -435,7 +439,7 @@ class SubchannelPool(Generic[S]):
         selected = [] if unusable else self._instances.chosen(beside=len(stale))
         if unusable:
             stale = {}
-        elif was_usable and self._has_just(selected, stale):
+        elif was_usable and self._is_unchanged(selected, stale):
             return None
         kept = dict(stale)
         renewed: list[S] = []
@@ -462,7 +466,7 @@ class SubchannelPool(Generic[S]):
             self.preservation.stale_changed(self.now_ns())
         return _Change(removed, tuple(renewed), tuple(returned), retained)
 
-    def _has_just(self, instances: list[ServiceInstance], stale: dict[str, S]) -> bool:
+    def _is_unchanged(self, instances: list[ServiceInstance], stale: dict[str, S]) -> bool:
         """Whether the subchannels have exactly these instances, without any change."""
         if len(instances) + len(stale) != len(self._by_id):
             return False
@@ -533,7 +537,7 @@ class SubchannelPool(Generic[S]):
             Exception: Whatever the key function of a picker raised.
         """
         router = self.router
-        picking = router.picking_for(metadata) if router.is_used else router.untagged
+        picking = router.picking_for(metadata) if router.has_tags else router.untagged
         if not picking.is_settled and picking.is_due(time.monotonic_ns(), self.now_ns()):
             self.refresh(picking, if_due=True)
         pick = picking.pick
@@ -577,8 +581,8 @@ class SubchannelPool(Generic[S]):
         """Pick a subchannel that the call was not sent to, if there is one, and add it to `tried`.
 
         Args:
-            tried: The subchannels that the attempts of the call were sent to; None for a call that
-                is not hedged.
+            tried: The subchannels that the attempts of the call were sent to; None if the call may
+                go to any.
             method: The full name of the method.
             request: The request; None if it is a stream.
             metadata: The metadata of the call.
@@ -628,17 +632,17 @@ class SubchannelPool(Generic[S]):
             pending.metadata,
             pending.waited_s(now_s),
         )
-        return self._end_of(pending, now_s) if picked is None else picked
+        return self._refusal_of(pending, now_s) if picked is None else picked
 
     def try_subchannels(self, pending: PendingPick, now_s: float) -> tuple[S, ...] | Refusal | None:
         """Return all subchannels for the call, in any state, or as `try_pick` if none."""
-        return self.subchannels_for(pending.metadata) or self._end_of(pending, now_s)
+        return self.subchannels_for(pending.metadata) or self._refusal_of(pending, now_s)
 
     def subchannels_for(self, metadata: Any) -> tuple[S, ...]:
         """Return all subchannels that a call with this metadata may use, in any state."""
         return self.router.picking_for(metadata).subchannels
 
-    def _end_of(self, pending: PendingPick, now_s: float) -> Refusal | None:
+    def _refusal_of(self, pending: PendingPick, now_s: float) -> Refusal | None:
         with self.lock:  # an update changes the rules before the subchannels
             if self.closed:
                 return CLOSED_MEANWHILE
@@ -650,7 +654,7 @@ class SubchannelPool(Generic[S]):
                 subchannels, wait_for_ready=pending.wait_for_ready, empty_reason=reason
             )
         if refusal is not None and refusal.unreachable:
-            if self.checker.explains(now_s) and pending.timeout_left_s(now_s) != 0:
+            if self.checker.is_probing_failures(now_s) and pending.timeout_left_s(now_s) != 0:
                 return None
             # Probes may have ended since: the refusal must have their results.
             refusal = self.rules.refusal(subchannels)
@@ -709,7 +713,7 @@ class SubchannelPool(Generic[S]):
 
     def whole_state(self) -> grpc.ChannelConnectivity:
         """Return the best state of all subchannels, as gRPC's round_robin does."""
-        with self.lock:  # as in `_end_of`
+        with self.lock:  # as in `_refusal_of`
             return SHUTDOWN if self.closed else self.rules.state(self.subchannels)
 
     def status(self) -> ChannelStatus | None:
@@ -719,14 +723,14 @@ class SubchannelPool(Generic[S]):
         subchannels = tuple(subchannel.status() for subchannel in self.subchannels)
         state = self.whole_state().name
         return ChannelStatus(
-            self.name,
-            True,
-            state,
-            self.calls,
-            None,
-            any(subchannel.stale for subchannel in subchannels),
-            subchannels,
-            channel_problem(state, has_servers=bool(subchannels)),
+            target=self.name,
+            balanced=True,
+            state=state,
+            calls=self.calls,
+            connection=None,
+            stale=any(subchannel.stale for subchannel in subchannels),
+            subchannels=subchannels,
+            problem=channel_problem(state, has_servers=bool(subchannels)),
         )
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.executor import SerialExecutor
 from rpcwheel.errors import TimerError
-from rpcwheel.events import CallbackFailed, emit
+from rpcwheel.events import CallbackFailed, ExecutorRejected, emit
 from rpcwheel.timer import shared_timer
+from rpcwheel.timer.manual import timer_name
 from rpcwheel.transport.subscriptions import StateSubscribers
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ class BalancerSubscriptions(StateSubscribers):
             timer = shared_timer() if self._timer is None else self._timer
             timeout: Timeout | None = timer.new_timeout(on_timeout, POLL_INTERVAL_S)
         except (TimerError, RuntimeError) as error:  # stopped, full, or no thread can be started
-            emit(CallbackFailed(self._target, "the timer of subscriptions", error))
+            task = f"read of the state of {self._target}"
+            emit(ExecutorRejected(timer_name(self._timer), task, error))
             return
         with self._lock:
             if self._subscribers and self._timeout is None:

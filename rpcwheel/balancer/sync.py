@@ -1,4 +1,4 @@
-"""The names of `rpcwheel.balancer` for `grpc`."""
+"""The names of `rpcwheel.balancer` for `grpc`. Loaded by kits, see `Kit._load`."""
 
 from .broadcast import BroadcastChannel
 from .channel import BalancedChannel, Subchannel

@@ -40,11 +40,11 @@ class TagRouter(Generic[S]):
         """The client of a registry of Dubbo's; None: there is no such registry."""
         self.untagged = new_picking()
         """For calls without a tag; all calls if there are no tags."""
-        self.is_used = False
+        self.has_tags = False
         """Whether calls may have tags."""
         self._new_picking = new_picking
         self._by_tag: dict[str, Picking[S]] = {}
-        self._none = new_picking()
+        self._without_servers = new_picking()
 
     def __iter__(self) -> Iterator[Picking[S]]:
         """Yield all pickings that have subchannels, and that of calls without a tag."""
@@ -54,24 +54,24 @@ class TagRouter(Generic[S]):
     def route(self, subchannels: Iterable[S]) -> None:
         """Set the subchannels."""
         by_tag: dict[str, list[S]] = {"": []}
-        is_used = self.client is not None
+        has_tags = self.client is not None
         for subchannel in subchannels:
-            is_used = is_used or subchannel.conventions.is_dubbo
+            has_tags = has_tags or subchannel.conventions.is_dubbo
             by_tag.setdefault(self.tag_of_server(subchannel.instance), []).append(subchannel)
         self.untagged.subchannels = tuple(by_tag.pop(""))
         pickings = {tag: self._by_tag.get(tag) or self._new_picking() for tag in by_tag}
         for tag, picking in pickings.items():
             picking.subchannels = tuple(by_tag[tag])
-        self._by_tag, self.is_used = pickings, is_used
+        self._by_tag, self.has_tags = pickings, has_tags
 
     def picking_for(self, metadata: Any) -> Picking[S]:
         """Return the picking for a call with this metadata."""
-        if not self.is_used:
+        if not self.has_tags:
             return self.untagged
         tag, is_forced = self._tag_of(metadata)
         if not tag:
             return self.untagged
-        return self._by_tag.get(tag, self._none if is_forced else self.untagged)
+        return self._by_tag.get(tag, self._without_servers if is_forced else self.untagged)
 
     def picking_with(self, subchannel: S) -> Picking[S]:
         """Return the picking that has a subchannel."""

@@ -45,7 +45,7 @@ from rpcwheel._grpc.aio_relay import (
     failure_of,
     has_ended,
 )
-from rpcwheel._grpc.calls import CANCELLED_HERE, Details, reusable_metadata, server_of
+from rpcwheel._grpc.calls import CANCELLED_HERE, Details, copy_of, reusable_metadata, server_of
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.events import HedgeSent, emit
@@ -53,12 +53,19 @@ from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop, classes_by_kind
 from rpcwheel.telemetry.tracing import with_current_trace
 
 from .aio_requests import RequestStream
-from .attempts import DEADLINE_PASSED, Attempts, Enqueue, ReadRequests, Response, Wait
+from .attempts import (
+    CHANNEL_CLOSED,
+    DEADLINE_PASSED,
+    Attempts,
+    Enqueue,
+    ReadRequests,
+    Response,
+    Wait,
+)
 from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .config import CALL_OPTIONS, MethodConfig
 from .failed_calls import (
     ANSWER_KEY,
-    copy_of,
     default_messages,
     delivery_timeout,
     queued_metadata,
@@ -158,8 +165,7 @@ class CallFactory:
         """
         calls = self if CALL_OPTIONS.get() is None else self._in_context()
         config = calls.config
-        own_ns = None if timeout is None else to_ns(timeout, subject="timeout")
-        now_ns, deadline_ns, attempt_ns = self.state.begin(config, own_ns)
+        now_ns, deadline_ns, attempt_ns = self.state.begin(config, timeout)
         is_late = now_ns >= deadline_ns
         if is_late and not calls.has_final_policy:
             return _late(self.kind)
@@ -219,7 +225,8 @@ class RetryingCall(Relay):
         self._own_timeout = timeout
         self._metadata: Metadata | None = None if metadata is None else tuple(metadata)
         self._wait_for_ready = wait_for_ready
-        self._begun = started_ns, deadline_ns
+        self._started_ns = started_ns
+        self._deadline_ns = deadline_ns
         self._context = copy_context()
         if config.keeps_requests or config.hedging is not None:
             if self.kind.streams_requests:
@@ -232,7 +239,7 @@ class RetryingCall(Relay):
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the deadline of all attempts; None without a deadline."""
-        return seconds_left(self._begun[1], self._state.now_ns())
+        return seconds_left(self._deadline_ns, self._state.now_ns())
 
     @property
     def rpcwheel_server(self) -> Any:
@@ -335,13 +342,18 @@ class RetryingCall(Relay):
         return self._attempts or self._make_attempts()
 
     def _make_attempts(self, *, hedged: bool = False) -> Attempts:
-        budget = self._state.budget_of(self._config)
-        self._attempts = Attempts(self.method, self._config, *self._begun, budget, hedged=hedged)
+        budget, times = self._state.budget_of(self._config), (self._started_ns, self._deadline_ns)
+        self._attempts = Attempts(self.method, self._config, *times, budget, hedged=hedged)
         return self._attempts
 
     def _decide(self, call: Any, error: grpc.RpcError) -> None:
         """Decide what follows an attempt that has failed with a status."""
         attempts = self.attempts
+        if self._state.refuse is not None and not attempts.hedged:  # a hedged call plans no more
+            attempts.decided(CHANNEL_CLOSED)
+            self._failed = call, error
+            self._go_on()
+            return
         committed = self.received or not self._can_resend
         server = server_of(call, error)
         result = result_of(error, committed=committed, nonce=self._nonce, server=server)
@@ -460,8 +472,10 @@ class RetryingCall(Relay):
         """End the call after its last attempt has failed, as its policies say."""
         error, requests = self._failed[1], self._requests
         buffered = not self.kind.streams_requests or (requests is not None and requests.is_buffered)
-        now_ns = self._state.now_ns()
-        self._carry_out(self.attempts.end(now_ns, error, received=self.received, buffered=buffered))
+        now_ns, received = self._state.now_ns(), self.received
+        self._carry_out(
+            self.attempts.decide_response(now_ns, error, received=received, buffered=buffered)
+        )
 
     def _carry_out(self, command: ReadRequests | Enqueue | Response | Exception | None) -> None:
         """End with what the policies have decided, after the steps of failback."""
@@ -614,7 +628,7 @@ class _TimerWait:
             self._end(self._stopped)
         elif self._state.now_ns() >= at_ns:
             self._end(self._go_on)
-        else:  # a `ManualTimer`
+        else:  # a long wait, or a `ManualTimer`
             self._check_later(TIMER_GRACE_S, at_ns)
 
     def _end(self, then: Callable[[], object]) -> None:
@@ -815,7 +829,7 @@ class Delivery(KeptDelivery):
         return None
 
 
-def begin_later(
+def begin_deferred(
     calls: CallFactory,
     start: Start,
     request: Any,

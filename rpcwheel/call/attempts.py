@@ -13,13 +13,14 @@ A `NextAttempt` is made now, and `next` is called again, as after a `Wait` is ov
 returned once for each call: no further attempt is made, and the attempt that failed last decides
 what the caller gets::
 
-    command = attempts.end(now_ns, error, ...)      # Response, Enqueue, ReadRequests or None
-    command = attempts.requests_read(...)           # after ReadRequests
-    command = attempts.queued(outcome)              # after Enqueue
+    command = attempts.decide_response(now_ns, ...)  # Response, Enqueue, ReadRequests or None
+    command = attempts.requests_read(...)            # after ReadRequests
+    command = attempts.queued(...)                   # after Enqueue
 
-Nothing here locks. `decide`, `end`, `requests_read` and `queued` may run code of users and emit
-events, so they are called without a lock. They change no state that other methods read. All others
-are called under the lock of the call, if it has one.
+Nothing here locks. `decide`, `decide_response`, `requests_read` and `queued` may run code of users
+and emit events, so they are called without a lock. They change the budget, and what only they read:
+the code of the last failure, and the number and the deadline of the planned attempt. All others are
+called under the lock of the call, if it has one.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Fact, State]]] = {
     State.RUNNING: {
         Fact.FAILED: State.DECIDING,
         Fact.DUE: State.RUNNING,  # hedging
-        Fact.STOP: State.ENDING,  # hedging: an attempt failed with a fatal status
+        Fact.STOP: State.ENDING,  # hedging: a fatal status; or the deadline had passed, see `late`
         Fact.END: State.ENDED,
     },
     State.DECIDING: {
@@ -109,7 +110,10 @@ class Wait(NamedTuple):
     """Wait until the next attempt is due."""
 
     at_ns: int
-    """`NEVER`, as a decision of a plan: only attempts that run may still succeed."""
+
+
+NO_MORE_HEDGES: Final = Wait(NEVER)
+"""A decision of `HedgingPlan`: only attempts that run may still succeed."""
 
 
 class ReadRequests(NamedTuple):
@@ -149,6 +153,7 @@ FORBIDDEN: Final = Stop("the server asked for no retry")
 NO_ATTEMPTS_LEFT: Final = Stop("no attempts left")
 BACKOFF_INFINITE: Final = Stop("its `backoff` is infinite")
 BACKOFF_RAISED: Final = Stop("its `backoff` raised")
+CHANNEL_CLOSED: Final = Stop("its channel was closed")
 TIMER_STOPPED: Final = Stop("its timer was stopped or takes no more timeouts")
 NOT_SENT: Final = Stop("the client itself has not sent it")
 FATAL: Final = Stop("`non_fatal_codes` does not name its status")
@@ -188,10 +193,8 @@ class RetryPlan:
         self.attempt_ns = attempt_deadline_ns(config, started_ns, deadline_ns)
         """The deadline of the newest attempt."""
 
-    def ended(self, now_ns: int, result: AttemptResult) -> NextAttempt | Stop:
-        """Decide what follows the newest attempt, which has failed.
-
-        Changes nothing that other methods read.
+    def after_failure(self, now_ns: int, result: AttemptResult) -> NextAttempt | Stop:
+        """Decide what follows the newest attempt, which has failed. `accept` carries it out.
 
         Raises:
             Exception: Whatever the user's `backoff` raised.
@@ -205,7 +208,7 @@ class RetryPlan:
         if self._budget is not None:
             forbidden = result.pushback_ns is not None and result.pushback_ns < 0
             # As gRFC A6 counts failures.
-            self._budget.failed(by_server=forbidden or config.names(result))
+            self._budget.failed(by_server=forbidden or config.retries_after(result))
         refusal = self._refusal(config, result)
         if refusal is not None:
             return refusal
@@ -226,7 +229,7 @@ class RetryPlan:
 
     def _refusal(self, config: RetryConfig, result: AttemptResult) -> Stop | None:
         """Return why this failure is not retried; None if only time and budget can prevent that."""
-        if not config.names(result):
+        if not config.retries_after(result):
             return NOT_NAMED
         if result.committed:
             return COMMITTED
@@ -287,7 +290,6 @@ class HedgingPlan:
         "_config",
         "_deadline_ns",
         "_number",
-        "attempt_ns",
         "next_ns",
     )
 
@@ -300,15 +302,14 @@ class HedgingPlan:
         self._deadline_ns = deadline_ns
         self._number = 1
         self.next_ns = NEVER
-        self.attempt_ns = deadline_ns
         self.accept(Wait(started_ns + config.delay_ns))
 
-    def ended(self, now_ns: int, result: AttemptResult) -> Wait | Stop:
-        """Decide when another attempt follows a failed one; changes nothing, as in `RetryPlan`."""
+    def after_failure(self, now_ns: int, result: AttemptResult) -> Wait | Stop:
+        """Decide when another attempt follows a failed one; `accept` carries it out."""
         pushback_ns = result.pushback_ns
         if result.not_sent:
             _count_not_sent(self._budget, self._number, now_ns)
-            return Wait(NEVER)
+            return NO_MORE_HEDGES
         is_fatal = result.code not in self._config.non_fatal and not result.refused
         forbidden = pushback_ns is not None and pushback_ns < 0
         if self._budget is not None:
@@ -318,7 +319,7 @@ class HedgingPlan:
         if pushback_ns is None or _asks_for_itself(result):
             return Wait(now_ns)
         if forbidden or pushback_ns > self._config.max_pushback_ns:
-            return Wait(NEVER)
+            return NO_MORE_HEDGES
         return Wait(now_ns + pushback_ns)
 
     def accept(self, step: NextAttempt | Wait) -> None:
@@ -426,13 +427,13 @@ class Attempts:
         Not for attempts that the caller canceled. Runs the user's wait object; if that raises, the
         call is not retried.
         """
-        if self.hedged:
-            return self._plan.ended(now_ns, result)
+        if isinstance(self._plan, HedgingPlan):
+            return self._plan.after_failure(now_ns, result)
         if result.code == "CANCELLED" and now_ns >= self._plan.attempt_ns - DEADLINE_TOLERANCE_NS:
             result = replace(result, code="DEADLINE_EXCEEDED")
         self._code = result.code
         try:
-            step = self._plan.ended(now_ns, result)
+            step = self._plan.after_failure(now_ns, result)
         except Exception as error:  # noqa: BLE001 - a user's wait object
             emit(CallbackFailed(self._method, "retry.backoff", error))
             step = BACKOFF_RAISED
@@ -442,7 +443,7 @@ class Attempts:
         elif step is NOT_SENT:
             if self.number > 1:
                 self._report_stop(step)
-        elif self._config.retry is not None and self._config.retry.names(result):
+        elif self._config.retry is not None and self._config.retry.retries_after(result):
             self._report_stop(step)
         return step
 
@@ -490,14 +491,14 @@ class Attempts:
     def timer_stopped(self) -> None:
         """Plan no further attempt, because the timer will not report that it is due."""
         if self.hedged:
-            self._plan.accept(Wait(NEVER))
+            self._plan.accept(NO_MORE_HEDGES)
         elif self.state is not State.RUNNING:
             self._abandon(TIMER_STOPPED)
 
     def channel_closed(self) -> bool:
         """Plan no further attempt; return whether the call must end now, because none runs."""
         if self.hedged:
-            self._plan.accept(Wait(NEVER))
+            self._plan.accept(NO_MORE_HEDGES)
         return self.state is State.WAITING
 
     def _abandon(self, why: Stop) -> None:
@@ -521,7 +522,7 @@ class Attempts:
         if self.state is not State.ENDED:
             self._on(Fact.END)
 
-    def end(
+    def decide_response(
         self, now_ns: int, error: BaseException, *, received: bool, buffered: bool
     ) -> Response | Enqueue | ReadRequests | None:
         """Decide what the caller gets after the last attempt; None: its failure.

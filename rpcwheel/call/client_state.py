@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.admission.targets import Breakers
-from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.events import CallbackFailed, CallSlow, ExecutorRejected, StreamStalled, emit
 from rpcwheel.rpc import DEADLINE
 from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
-from rpcwheel.timer.manual import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of, timer_name
 
 from .config import CALL_OPTIONS, MAX_METHODS, MethodConfigs, admission_settings
 from .failed_calls import ClientFailback
@@ -144,20 +144,22 @@ class ClientState:
             else options.config(self.configs, method)
         )
 
-    def begin(self, config: MethodConfig, own_ns: int | None) -> tuple[int, int, int]:
+    def begin(self, config: MethodConfig, timeout: float | None) -> tuple[int, int, int]:
         """Begin a call. Creates no plan: most calls need only their first attempt.
 
         Args:
             config: The configuration of its method.
-            own_ns: The timeout that the caller gave; None without one.
+            timeout: As given by the caller, in seconds; None without one.
 
         Returns:
             The time now, the deadline of the call, and the deadline of its first attempt. If the
             deadline has passed, the first attempt must not be made.
 
         Raises:
+            TypeError, ConfigurationError: `timeout` is not a duration, or NaN.
             ValueError, grpc.aio.UsageError: The channel was closed.
         """
+        own_ns = None if timeout is None else to_ns(timeout, subject="timeout")
         if self.refuse is not None:
             self.refuse()
         now_ns = self.now_ns()
@@ -211,7 +213,7 @@ class ClientState:
             timer = self._timer
             return (shared_timer() if timer is None else timer).new_timeout(task, delay_s)
         except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
-            emit(ExecutorRejected(type(self.timer).__name__, task_name, error))
+            emit(ExecutorRejected(timer_name(self._timer), task_name, error))
             return None
 
     def report_plain_iterator(self, method: str) -> None:

@@ -67,9 +67,9 @@ class MethodConfig:
         retry, hedging, default = policy.retry, policy.hedging, policy.default_response
         deadline = policy.timeout or DeadlinePolicy()
         failback = policy.failback
-        queues = failback is not None and failback.limit != 1
-        retried = retry is not None and retry.max_attempts > 1
-        hedged = hedging is not None and hedging.max_attempts > 1 and policy.idempotent
+        may_queue = failback is not None and failback.limit != 1
+        may_retry = retry is not None and retry.max_attempts > 1
+        may_hedge = hedging is not None and hedging.max_attempts > 1 and policy.idempotent
         return cls(
             timeout_ns=_ns(deadline.timeout),
             message_timeout_ns=_ns(deadline.message_timeout),
@@ -79,16 +79,16 @@ class MethodConfig:
             criticality=None if policy.criticality is None else policy.criticality.label,
             retry=(
                 RetryConfig.from_policy(retry, idempotent=policy.idempotent)
-                if retry and retried
+                if retry and may_retry
                 else None
             ),
-            hedging=HedgingConfig.from_policy(hedging) if hedging and hedged else None,
+            hedging=HedgingConfig.from_policy(hedging) if hedging and may_hedge else None,
             default_response=default,
             failback=failback,
-            durable=failback is not None and failback.journal is not None and queues,
+            durable=failback is not None and failback.journal is not None and may_queue,
             queue=queue,
             default_matcher=None if default is None else Matcher(default.on),
-            failback_matcher=Matcher(failback.retry_on) if failback and queues else None,
+            failback_matcher=Matcher(failback.retry_on) if failback and may_queue else None,
             admission=admission_settings(policy),
         )
 

@@ -25,11 +25,11 @@ from rpcwheel.policy import Number, Policy, Seconds, Wait, checked
 from rpcwheel.rpc import CODES_SCHEMA, CRITICALITY_KEY
 
 from .idempotency import IDEMPOTENCY_KEY
-from .matching import Matcher, wanted
+from .matching import Matcher, accepted_values
 
 NEVER_STORED: Final = frozenset({"authorization", "proxy-authorization", "cookie", IDEMPOTENCY_KEY})
-"""Metadata that a journal never has in a call's metadata: credentials, and the key, which is stored
-by itself."""
+"""Metadata keys that are not stored in a journal: credentials, and the idempotency key, which has
+its own field."""
 
 SECRET_PARTS: Final = (
     *("auth", "token", "secret", "password", "passwd", "passphrase", "private", "credential"),
@@ -37,7 +37,7 @@ SECRET_PARTS: Final = (
 )
 SECRET_WORDS: Final = frozenset({"otp", "pin"})
 KEYS_OF_DATA: Final = frozenset({"idempotency", "order", "partition", "routing", "shard", "cache"})
-"""Words before `-key` with which it is no secret."""
+"""Words before `-key` in keys that name data, such as `routing-key`."""
 
 
 def is_secret(key: str) -> bool:
@@ -84,7 +84,9 @@ class FailbackPolicy(Policy):
     at most a hundred queued calls.
     """
 
-    retry_on: Annotated[Any, WithJsonSchema(CODES_SCHEMA)] = Field(description=wanted("retry_on"))
+    retry_on: Annotated[Any, WithJsonSchema(CODES_SCHEMA)] = Field(
+        description=accepted_values("retry_on")
+    )
     """The failures that are retried: gRPC status codes (or their names), exception types, functions
     that take the exception and return a bool, tenacity `retry_if_*` objects, or a set, tuple or
     list of these. Other errors are raised to the caller unchanged. A call that is queued is also

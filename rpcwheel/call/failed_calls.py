@@ -1,11 +1,14 @@
-"""What becomes of failed calls: failback delivers them later, or a default response answers."""
+"""How failed calls are handed to failback, and the responses that replace failures.
+
+Shared by `sync_call` and `aio_call`.
+"""
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from rpcwheel._grpc.calls import copy_of
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.telemetry import components
@@ -182,15 +185,15 @@ class ClientFailback:
         elif order_key is not None:
             order_key = dict(details.metadata or ()).get(order_key)
         return FailedRpc(
-            method,
-            kind,
-            serialized,
-            queued_metadata(details.metadata, policy),
-            DELIVERY_TIMEOUT_S if details.timeout is None else details.timeout,
-            details.wait_for_ready,
-            policy.target or self.target or "",
-            key_of(details.metadata) or new_key(),
-            checked_order_key(order_key),
+            method=method,
+            kind=kind,
+            requests=serialized,
+            metadata=queued_metadata(details.metadata, policy),
+            timeout_s=DELIVERY_TIMEOUT_S if details.timeout is None else details.timeout,
+            wait_for_ready=details.wait_for_ready,
+            target=policy.target or self.target or "",
+            key=key_of(details.metadata) or new_key(),
+            order_key=checked_order_key(order_key),
         )
 
 
@@ -240,11 +243,3 @@ def queued_metadata(
 def queued_request(request: Any) -> Any:
     """Return a request for a failback queue, which stores protobuf messages as bytes itself."""
     return request if hasattr(request, "SerializeToString") else copy_of(request)
-
-
-def copy_of(request: Any) -> Any:
-    """Copy a request, because its caller may change it. One that can't be copied is returned."""
-    try:
-        return copy.deepcopy(request)
-    except Exception:  # noqa: BLE001 - of a class of the user's
-        return request

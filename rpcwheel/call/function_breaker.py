@@ -1,7 +1,7 @@
 """`with_breaker`: a circuit breaker as a decorator of functions, methods and coroutine functions.
 
-A call that the breaker allows is a `_Running`, which reports its end once. If a function returns
-something that ends later (a coroutine, a future, a call of gRPC), that end counts.
+A call that the breaker allows is a `_RunningCall`, which reports its end once. If a function
+returns something that ends later (a coroutine, a future, a call of gRPC), that end counts.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class _Guard:
         """Go on in a forked child."""
         self.breaker.reset_after_fork()
 
-    def begin(self) -> _Running:
+    def begin(self) -> _RunningCall:
         """Begin a call.
 
         Raises:
@@ -235,7 +235,7 @@ class _Guard:
             )
             calls.set_not_sent(error)
             raise error
-        return _Running(self, token, now_ns)
+        return _RunningCall(self, token, now_ns)
 
     def code_of(self, error: BaseException | None, elapsed_ns: int) -> str:
         """Return the status code of an end for the breaker. Runs the user's predicates."""
@@ -251,7 +251,7 @@ class _Guard:
         return FAILED if failed else "OK"
 
 
-class _Running:
+class _RunningCall:
     """A call that runs. Its end is reported to the breaker once.
 
     If the function has returned something that ends later, that holds the only reference to this

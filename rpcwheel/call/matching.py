@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def wanted(setting: str) -> str:
+def accepted_values(setting: str) -> str:
     """The part of an error message that says which values `setting` takes."""
     return (
         f"say which errors: exception types ({setting}=ConnectionError), gRPC status codes "
@@ -40,7 +40,7 @@ class Matcher:
         """Check the value of a setting.
 
         Args:
-            on: As `wanted` says; sets, tuples and lists may be mixed and nested.
+            on: As `accepted_values` says; sets, tuples and lists may be mixed and nested.
             setting: The setting's name, for error messages.
 
         Raises:
@@ -65,7 +65,7 @@ class Matcher:
                     self._predicates.append(_predicate(condition, setting))
         self._types = tuple(types)
         if not (types or self._codes or self._strategies or self._predicates):
-            raise ConfigurationError(f"it is empty; {wanted(setting)}")
+            raise ConfigurationError(f"it is empty; {accepted_values(setting)}")
 
     def codes(self, rpc_error: type[Exception]) -> frozenset[str]:
         """Return the status codes that are named: each code if a type is that of all gRPC errors.
@@ -116,7 +116,7 @@ def _exception_type(kind: type, setting: str) -> type[Exception]:
             f"handled; {setting}=Exception means every error"
         )
     raise TypeError(
-        f"it names the class {kind.__name__}, which is not an exception; {wanted(setting)}"
+        f"it names the class {kind.__name__}, which is not an exception; {accepted_values(setting)}"
     )
 
 
@@ -131,7 +131,7 @@ def _strategy(retry: retry_base) -> retry_base:
 
 def _predicate(predicate: object, setting: str) -> Callable[[Exception], object]:
     if not callable(predicate):
-        raise TypeError(f"it holds {predicate!r}; {wanted(setting)}")
+        raise TypeError(f"it holds {predicate!r}; {accepted_values(setting)}")
     if inspect.iscoroutinefunction(predicate):
         raise TypeError(f"the predicate {predicate!r} is a coroutine function; give a plain one")
     return predicate

@@ -45,7 +45,7 @@ from rpcwheel.rpc import (
 )
 
 from .failback_policy import FailbackPolicy
-from .matching import Matcher, wanted
+from .matching import Matcher, accepted_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -158,7 +158,7 @@ def _refuse_budget(value: object) -> NoReturn:
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Budget = Annotated[Share | RetryThrottling | None, BeforeValidator(_budget)]
+BudgetSetting = Annotated[Share | RetryThrottling | None, BeforeValidator(_budget)]
 """The limit of how many calls of a channel are sent again."""
 
 
@@ -201,7 +201,7 @@ class RetryPolicy(Policy):
     a failure with a code in `retry_on`. It has no effect on methods that are not idempotent. None:
     an attempt may take until the call's deadline."""
 
-    retry_budget: Budget = 0.2
+    retry_budget: BudgetSetting = 0.2
     """Maximum number of retries on a channel in 10 s, as a share of the calls in this time, from 0
     to 1. Retries do not count as calls. So retries do not overload a server that is failing (the
     figure is Finagle's). `min_retries` are always allowed. Or a `RetryThrottling`, gRPC's rule.
@@ -258,7 +258,7 @@ class HedgingPolicy(Policy):
     """Maximum seconds that a server may ask for with `grpc-retry-pushback-ms`. If it asks for more,
     no more attempts are sent. None: no limit."""
 
-    retry_budget: Budget = 0.2
+    retry_budget: BudgetSetting = 0.2
     """Maximum number of additional attempts on a channel in 10 s, as a share of the calls in this
     time, from 0 to 1. `min_retries` are always allowed. Or a `RetryThrottling`, gRPC's rule. None:
     no limit."""
@@ -276,7 +276,7 @@ class HedgingPolicy(Policy):
 class DefaultResponsePolicy(Policy):
     """A default response for failed calls, which are logged (Dubbo's failsafe)."""
 
-    on: Codes = Field(description=wanted("on"))
+    on: Codes = Field(description=accepted_values("on"))
     """The failures that are replaced by the default response: status codes; in code also exception
     types, functions that take the exception and return a bool, and tenacity's `retry_if_*`
     objects; one of these, or a set, tuple or list."""

@@ -64,8 +64,8 @@ def with_attempt(
 ) -> Metadata:
     """Return the metadata of an attempt; from the second on with the number of previous attempts.
 
-    Values that the caller gave are replaced, because a server may pass on the metadata of a call
-    that was itself a retry.
+    From the second attempt on, values that the caller gave are replaced: a server may pass on the
+    metadata of a call that was itself a retry.
 
     Args:
         metadata: That of the call, without a nonce.
@@ -173,7 +173,7 @@ class RetryConfig:
     budget: BudgetKey | None
     """The key of the budget for further attempts; None for no limit."""
 
-    def names(self, result: AttemptResult) -> bool:
+    def retries_after(self, result: AttemptResult) -> bool:
         """Whether such a failure is retried: one of `retry_on`, or a refusal before the handler.
 
         If the method is not idempotent, the refusal must be proven.

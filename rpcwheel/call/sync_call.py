@@ -11,9 +11,9 @@ Threads: gRPC's threads report the end of an attempt. They record a success and 
 else to a worker, because users' wait objects and predicates, and other interceptors, may block. The
 timer's thread submits to a worker too.
 
-`CallAttempts` has no reference to the `RetryingCall`. When the caller drops the `RetryingCall`, its
-finalizer cancels the call, as with gRPC's own calls. Each call has one lock. No code of gRPC or of
-users is called under it.
+`CallAttempts` refers to the `RetryingCall` only in done-callbacks (`add_done_callback`). Without
+them, when the caller drops the `RetryingCall`, its finalizer cancels the call, as with gRPC's own
+calls. Each call has one lock. No code of gRPC or of users is called under it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from rpcwheel._concurrency.callbacks import run_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import (
     CANCELLED_HERE,
+    CLOSED_DURING_CALL,
     COLLECTED,
     InternalCallback,
     copy_details,
+    copy_of,
     details_with_timeout,
     failure_of,
     has_ended,
@@ -53,11 +55,10 @@ from rpcwheel.events import HedgeSent, emit
 from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop
 from rpcwheel.telemetry.tracing import with_current_trace
 
-from .attempts import Attempts, Enqueue, ReadRequests, Response, State, Wait
+from .attempts import CHANNEL_CLOSED, Attempts, Enqueue, ReadRequests, Response, State, Wait
 from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .failed_calls import (
     ANSWER_KEY,
-    copy_of,
     default_messages,
     delivery_timeout,
     queued_metadata,
@@ -91,7 +92,6 @@ READERS_TIMEOUT_S: Final = 0.5
 TRAILERS_TIMEOUT_S: Final = 0.02
 """How long to wait, after empty initial metadata, for a failure that may follow at once."""
 
-CHANNEL_CLOSED: Final = Stop("its channel was closed")
 NO_STATUS: Final = Stop("it failed without a status")
 
 
@@ -116,12 +116,12 @@ def with_reusable_metadata(details: Any) -> Any:
     return details if reusable is metadata else copy_details(details)._replace(metadata=reusable)
 
 
-class WaitingCalls:
+class ChannelCalls:
     """The calls of one channel that end with it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._running: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def add_running(self, call: AnyCall) -> None:
@@ -136,15 +136,15 @@ class WaitingCalls:
         for call in calls:
             call.cancel()
 
-    def add(self, call: _BackoffWait | CallAttempts) -> None:
+    def add_waiting(self, call: _BackoffWait | CallAttempts) -> None:
         """Add a call that begins to wait. The reference to it is weak."""
         with self._lock:
-            self._calls.add(call)
+            self._waiting.add(call)
 
     def end_waiting(self) -> None:
         """Make the next attempts now. The channel is closed, so this ends the calls."""
         with self._lock:
-            calls = list(self._calls)
+            calls = list(self._waiting)
         for call in calls:
             call.end_waiting()
 
@@ -162,15 +162,17 @@ class _BackoffWait:
 class ClientCall:
     """One call of a client: makes its attempts and decides what follows them.
 
-    Not thread-safe: used by one thread at a time.
+    Not thread-safe, except `decide`, which may run for several hedges at once.
     """
 
     __slots__ = (
+        "_attempt_ns",
         "_attempts",
-        "_begun",
+        "_deadline_ns",
         "_details",
         "_request",
         "_start",
+        "_started_ns",
         "_tried",
         "config",
         "kind",
@@ -190,7 +192,7 @@ class ClientCall:
         details: Any,
         request: Any,
         begun: tuple[MethodConfig, int, int, int] | None = None,
-        waiting: WaitingCalls | None = None,
+        waiting: ChannelCalls | None = None,
     ) -> None:
         """Begin a call, or continue with a call whose first attempt was made.
 
@@ -209,11 +211,9 @@ class ClientCall:
         self.waiting = waiting
         self.method: str = details.method
         if begun is None:
-            config, timeout = state.current_config(self.method), details.timeout
-            own_ns = None if timeout is None else to_ns(timeout, subject="timeout")
-            begun = (config, *state.begin(config, own_ns))
-        self.config = begun[0]
-        self._begun = begun[1:]
+            config = state.current_config(self.method)
+            begun = (config, *state.begin(config, details.timeout))
+        self.config, self._started_ns, self._deadline_ns, self._attempt_ns = begun
         self._attempts: Attempts | None = None  # most calls succeed at their first attempt
         self._tried: list[object] | None = None  # after a refused attempt
         self.nonce: str | None = None
@@ -233,12 +233,11 @@ class ClientCall:
     @property
     def is_late(self) -> bool:
         """Whether the deadline had passed before the call began, so that no attempt is made."""
-        now_ns, deadline_ns, _ = self._begun
-        return now_ns >= deadline_ns
+        return self._started_ns >= self._deadline_ns
 
     def seconds_left(self) -> float | None:
         """Return the time until the deadline; None without a deadline."""
-        return seconds_left(self._begun[1], self.state.now_ns())
+        return seconds_left(self._deadline_ns, self.state.now_ns())
 
     # --- Attempts ---
 
@@ -248,14 +247,13 @@ class ClientCall:
         return self._attempts or self._make_attempts(hedged=False)
 
     def _make_attempts(self, *, hedged: bool) -> Attempts:
-        budget = self.state.budget_of(self.config)
-        begun = self._begun[:2]
-        self._attempts = Attempts(self.method, self.config, *begun, budget, hedged=hedged)
+        budget, times = self.state.budget_of(self.config), (self._started_ns, self._deadline_ns)
+        self._attempts = Attempts(self.method, self.config, *times, budget, hedged=hedged)
         return self._attempts
 
     @property
-    def hedged(self) -> bool:
-        """Whether several attempts may run at the same time."""
+    def may_hedge(self) -> bool:
+        """Whether the policy allows hedging; a blocking call of an interceptor is not hedged."""
         return self.config.hedging is not None and self.kind is Kind.UNARY_UNARY
 
     def hedge(self) -> None:
@@ -279,8 +277,8 @@ class ClientCall:
 
     def first_attempt(self) -> AnyCall:
         """Make the first attempt."""
-        now_ns, _, attempt_ns = self._begun
-        details = details_with_timeout(self._details, seconds_left(attempt_ns, now_ns))
+        left_s = seconds_left(self._attempt_ns, self._started_ns)
+        details = details_with_timeout(self._details, left_s)
         if self.config.sends_nonces:
             self.nonce = new_nonce()
             details = details._replace(metadata=with_attempt(details.metadata, 1, self.nonce))
@@ -358,7 +356,7 @@ class ClientCall:
             return call
         buffered = self.requests is None or self.requests.is_buffered
         now_ns = self.state.now_ns()
-        result: Any = attempts.end(now_ns, error, received=received, buffered=buffered)
+        result: Any = attempts.decide_response(now_ns, error, received=received, buffered=buffered)
         if isinstance(result, ReadRequests) and self.requests is not None:
             self.requests.read_rest(self.seconds_left())
             buffered = self.requests.is_buffered
@@ -466,10 +464,10 @@ class ClientCall:
 
         Does not wait past the deadline, even if a task blocks the timer's thread.
         """
-        state, deadline_ns = self.state, self._begun[1]
+        state, deadline_ns = self.state, self._deadline_ns
         pause = _BackoffWait()
         if self.waiting is not None:
-            self.waiting.add(pause)
+            self.waiting.add_waiting(pause)
         delay_s = (at_ns - state.now_ns()) / 1e9
         timeout = state.schedule(pause.end_waiting, max(0, delay_s), f"retry of {self.method}")
         if timeout is None:
@@ -531,7 +529,7 @@ class Delivery(KeptDelivery):
 
 def _channel_closed() -> FinishedError:
     """The end of a call whose channel was closed between two attempts, as in grpc."""
-    return FinishedError(grpc.StatusCode.CANCELLED, "Channel closed!")
+    return FinishedError(grpc.StatusCode.CANCELLED, CLOSED_DURING_CALL)
 
 
 # --- Calls of `.future()` and response streams ---
@@ -546,7 +544,7 @@ def begin(call: ClientCall, *, may_block: bool = False) -> AnyCall:
     """
     if call.is_late:
         return call.end_late()
-    if call.hedged:
+    if call.may_hedge:
         return copy_context().run(_begin_hedged, call, may_block=may_block)
     config = call.config
     stalls = call.kind.streams_responses and config.has_message_timeout
@@ -573,10 +571,10 @@ def _begin_attempts(call: ClientCall, *, may_block: bool) -> AnyCall:
     if may_block and has_ended(attempt):  # it has blocked in an inner interceptor
         return call.run(attempt)
     call.keep_request()
-    if call.hedged:
+    if call.may_hedge:
         call.hedge()
     attempts = StreamAttempts(call) if call.kind.streams_responses else CallAttempts(call)
-    retrying = attempts.held_by_caller()
+    retrying = attempts.make_retrying_call()
     attempts.start(attempt)
     return retrying
 
@@ -745,7 +743,7 @@ class CallAttempts:
         self.call = call
         self.final: AnyCall = None
         """The call that has the result of the caller; None before the end."""
-        self._hedged = call.hedged
+        self._hedged = call.may_hedge
         self._context = copy_context()  # of the caller, for other interceptors
         self._changed = threading.Condition()
         self._running: list[AnyCall] = []
@@ -758,15 +756,15 @@ class CallAttempts:
 
     @property
     def _attempts(self) -> Attempts:
-        """The decisions, under the lock, but for those that may run code of users."""
+        """The decisions. Methods of `Attempts` that run no user code are called under the lock."""
         return self.call.attempts
 
     @property
     def _is_over(self) -> bool:
         return self.final is not None or self.call.is_over
 
-    def held_by_caller(self) -> RetryingCall:
-        """Make the call that the caller holds."""
+    def make_retrying_call(self) -> RetryingCall:
+        """Make the call for the caller."""
         streams = self.call.kind.streams_responses
         return (RetryingStream if streams else RetryingCall)(self)
 
@@ -848,7 +846,7 @@ class CallAttempts:
     def _wait_until(self, at_ns: int) -> None:
         call, state = self.call, self.call.state
         if call.waiting is not None:
-            call.waiting.add(self)
+            call.waiting.add_waiting(self)
         self._timer = state.timer
         delay_s = max(0, at_ns - state.now_ns()) / 1e9
         name = "hedging" if self._hedged else "retry"
@@ -1156,6 +1154,7 @@ class StreamAttempts(CallAttempts):
     def _decide(self, attempt: AnyCall, failure: BaseException) -> None:
         if self._stalled is attempt:
             call = self.call
+            self._has_received(attempt)  # waits for its readers; none reads the error below
             attempt = failure = FinishedError(
                 grpc.StatusCode.DEADLINE_EXCEEDED,
                 call.state.report_stall(call.method, call.config),
@@ -1164,7 +1163,7 @@ class StreamAttempts(CallAttempts):
         super()._decide(attempt, failure)
 
 
-class LateCall(StreamAttempts):
+class DeferredCall(StreamAttempts):
     """A call whose only attempt begins later, for example when a subchannel is READY."""
 
     def __init__(self, state: ClientState, kind: Kind, details: Details, request: Any) -> None:
@@ -1219,7 +1218,7 @@ class _Generator(FinishedResponse):
 
 
 def _begins_itself(*_: object) -> None:
-    raise AssertionError("a late call begins its attempt by itself")
+    raise AssertionError("a deferred call begins its attempt by itself")
 
 
 def _raised(error: BaseException) -> FinishedError:

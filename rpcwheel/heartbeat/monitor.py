@@ -34,7 +34,7 @@ from rpcwheel.events import CallbackFailed, ConnectionDead, Event, ExecutorRejec
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.tracing import add_to_calls
 from rpcwheel.timer import ManualTimer, shared_timer
-from rpcwheel.timer.manual import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of, timer_name
 from rpcwheel.transport.probe import ALIVE, UNANSWERED, HealthProbe, ProbeResult, checked_probe
 
 from .channel import WatchedChannel, channel_below_interceptors
@@ -348,8 +348,8 @@ class HeartbeatBase(ABC):
             submit = getattr(timer, "resubmit", timer.new_timeout)
             self._timeout = submit(self._expired, delay)
         except Exception as error:  # noqa: BLE001 - stopped, full, no thread: reported as an event
-            name = str(getattr(timer, "name", type(timer).__name__))
-            self._add_event(ExecutorRejected(name, f"heartbeat of {self.target}", error))
+            task = f"heartbeat of {self.target}"
+            self._add_event(ExecutorRejected(timer_name(timer), task, error))
             self._core.close()
             self._clear()
         return False

@@ -3,7 +3,7 @@
 Made only for methods with a throttle, a circuit breaker, or a limit of the client: around the
 multicallable or continuation of the attempts, and outside of the counter of attempts. An attempt
 that is not sent ends at once, with a status of the client. One that waits is sent later: a blocking
-attempt waits on its caller's thread, any other is a `LateCall`.
+attempt waits on its caller's thread, any other is a `DeferredCall`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import grpc
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import (
+    CLOSED_DURING_CALL,
     Details,
     InternalCallback,
     code_for,
@@ -32,7 +33,7 @@ from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.admission.method import Admitted, NotSent, Waiting
 from rpcwheel.call.client_state import TIMER_CHECK_INTERVAL_S
 from rpcwheel.call.retry import not_sent_metadata
-from rpcwheel.call.sync_call import LateCall
+from rpcwheel.call.sync_call import DeferredCall
 from rpcwheel.rpc import classes_by_kind
 
 if TYPE_CHECKING:
@@ -94,11 +95,11 @@ def _begin(
         if not waits_here:
             waiting = entered
             try:
-                late = _LateCall(kind, begin, details, request, admission, state, waiting)
+                call = _AdmittedCall(kind, begin, details, request, admission, state, waiting)
             except BaseException:  # such as metadata of a wrong form
                 waiting.cancel()
                 raise
-            return late.held_by_caller()
+            return call.make_retrying_call()
         began_s = time.monotonic()
         entered = wait_on_thread(entered)
         if details.timeout is not None:
@@ -135,7 +136,7 @@ def _not_sent(result: NotSent) -> FinishedError:
     return error
 
 
-class _LateCall(LateCall):
+class _AdmittedCall(DeferredCall):
     """An attempt of `.future()` or a response stream that is sent later."""
 
     def __init__(
@@ -177,7 +178,7 @@ class _LateCall(LateCall):
             except ValueError as error:
                 if not is_channel_closed_error(error):
                     raise
-                self._finish(FinishedError(grpc.StatusCode.CANCELLED, "Channel closed!"))
+                self._finish(FinishedError(grpc.StatusCode.CANCELLED, CLOSED_DURING_CALL))
             else:
                 self.begin(attempt)
         else:

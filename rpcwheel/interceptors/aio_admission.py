@@ -17,7 +17,7 @@ from rpcwheel._grpc.aio_counted import begin_observed, begin_observed_awaited
 from rpcwheel._grpc.aio_finished import failed_call
 from rpcwheel._grpc.calls import aio_metadata, set_not_sent
 from rpcwheel.admission.method import NotSent, Waiting
-from rpcwheel.call.aio_call import begin_later
+from rpcwheel.call.aio_call import begin_deferred
 from rpcwheel.call.client_state import TIMER_CHECK_INTERVAL_S
 from rpcwheel.call.retry import not_sent_metadata
 
@@ -79,7 +79,9 @@ def begin_admitted(
 
     wait_for_ready = options.get("wait_for_ready")
     try:
-        return begin_later(calls, start, request, timeout, metadata, wait_for_ready, waiting.cancel)
+        return begin_deferred(
+            calls, start, request, timeout, metadata, wait_for_ready, waiting.cancel
+        )
     except BaseException:  # such as metadata of a wrong form
         waiting.cancel()
         raise

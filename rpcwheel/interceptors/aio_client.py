@@ -18,7 +18,7 @@ from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc import aio_multicallable
 from rpcwheel._grpc.aio_counted import begin_counted, begin_counted_awaited, count_end
 from rpcwheel._grpc.aio_interceptors import give_lists, lists_of
-from rpcwheel._grpc.calls import code_of
+from rpcwheel._grpc.calls import AIO_CLOSED, code_of
 from rpcwheel._grpc.connectivity import channel_target, has_address
 from rpcwheel._grpc.interceptors import AIO_CHANNEL, Interceptors
 from rpcwheel.call.aio_call import CallFactory, Delivery
@@ -27,7 +27,7 @@ from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.failback.stored import StoredRpc
 from rpcwheel.rpc import Kind, classes_by_kind
-from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S
+from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S, is_answered
 
 from .aio_admission import begin_admitted, begin_admitted_awaited
 from .queues import JournalRoutes
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
     from .queues import FailbackQueuesBase
 
     Continuation: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
-
-CLOSED: Final = "Channel is closed."
-"""The text of grpc.aio's error for a call on a closed channel."""
 
 _TASKS: Final[set[asyncio.Task[None]]] = set()
 """Tasks that close kept connections or check the health of servers; the loop has only weak
@@ -191,8 +188,6 @@ class InterceptedChannel(aio_multicallable.Channel):
         _run_apart(loop, self._check(done))
 
     async def _check(self, done: Callable[[bool], object]) -> None:
-        from rpcwheel.balancer.health import is_answered  # now: few channels need the balancer
-
         serves = True  # if the check has no result, the next calls find out
         try:
             check: Any = self._channel.unary_unary(SERVER_HEALTH.method)
@@ -223,7 +218,7 @@ class InterceptedChannel(aio_multicallable.Channel):
 
 
 def _refuse() -> Never:
-    raise grpc.aio.UsageError(CLOSED)
+    raise grpc.aio.UsageError(AIO_CLOSED)
 
 
 def _run_apart(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> None:

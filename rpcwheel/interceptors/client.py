@@ -19,11 +19,13 @@ import grpc
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import (
+    CLOSED,
     Details,
     InternalCallback,
     details_with_timeout,
     failure_of,
     is_blocking_unary,
+    outcome_of,
     reusable_metadata,
 )
 from rpcwheel._grpc.connectivity import channel_target, has_address
@@ -36,16 +38,15 @@ from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.call.metadata import call_metadata, new_nonce
 from rpcwheel.call.retry import with_attempt
 from rpcwheel.call.sync_call import (
+    ChannelCalls,
     ClientCall,
-    WaitingCalls,
     begin,
     with_defaults,
     with_reusable_metadata,
 )
-from rpcwheel.durations import to_ns
 from rpcwheel.failback.stored_calls import StoredCalls
 from rpcwheel.rpc import Kind, classes_by_kind
-from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S
+from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S, is_answered
 
 from .admission import admitted_continuation, admitted_multicallable
 from .queues import JournalRoutes
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from .queues import FailbackQueuesBase
 
 Continuation: TypeAlias = "Callable[[Any, Any], AnyCall]"
-CLOSED: Final = "Cannot invoke RPC on closed channel!"
 """The text of gRPC's error for a call on a closed channel."""
 
 Begun: TypeAlias = "tuple[MethodConfig, int, int, int]"  # for `ClientCall`
@@ -110,9 +110,8 @@ class ClientInterceptor(
         # Most calls need only their first attempt, so that is made without a `ClientCall`.
         client_call_details = with_reusable_metadata(client_call_details)
         state, method = self._state, client_call_details.method
-        config, timeout = state.current_config(method), client_call_details.timeout
-        own_ns = None if timeout is None else to_ns(timeout, subject="timeout")
-        now_ns, deadline_ns, attempt_ns = state.begin(config, own_ns)
+        config = state.current_config(method)
+        now_ns, deadline_ns, attempt_ns = state.begin(config, client_call_details.timeout)
         begun = config, now_ns, deadline_ns, attempt_ns
         if now_ns >= deadline_ns:
             return make(client_call_details, request, begun).end_late()
@@ -212,7 +211,7 @@ class InterceptedChannel(multicallable.Channel):
         self._channel = channel
         self._state = state
         self.call_policy = state.policy
-        self._waiting = WaitingCalls()
+        self._waiting = ChannelCalls()
         self._on_close: Callable[[], object] | None = None
         self._owner = owner
         if owner is not None:
@@ -325,14 +324,7 @@ def _refuse() -> Never:
 
 def _health_checked(done: Callable[[bool], object], call: AnyCall) -> None:
     """Report the result of a health check. On gRPC's thread."""
-    from rpcwheel.balancer.health import is_answered  # now: few channels need the balancer
-
-    response = error = None
-    try:
-        response = call.result(timeout=0)
-    except Exception as raised:  # noqa: BLE001 - also canceled, or of an interceptor
-        error = raised
-    done(is_answered(response, error))
+    done(is_answered(*outcome_of(call)))
 
 
 class _InterceptedMulticallable:
@@ -341,7 +333,7 @@ class _InterceptedMulticallable:
     __slots__ = ("_below", "_config", "_keeper", "_kind", "_method", "_state", "_waiting")
 
     def __init__(
-        self, state: ClientState, waiting: WaitingCalls, kind: Kind, method: str, below: Any
+        self, state: ClientState, waiting: ChannelCalls, kind: Kind, method: str, below: Any
     ) -> None:
         self._state = state
         self._waiting = waiting
@@ -445,8 +437,7 @@ class _InterceptedUnaryUnary(_InterceptedMulticallable, multicallable.UnaryUnary
             options = (timeout, metadata, *options[2:])
         if config.hedging is not None:
             return self._wait_hedged(name, request, *options)
-        own_ns = None if timeout is None else to_ns(timeout, subject="timeout")
-        now_ns, deadline_ns, attempt_ns = state.begin(config, own_ns)
+        now_ns, deadline_ns, attempt_ns = state.begin(config, timeout)
         begun = config, now_ns, deadline_ns, attempt_ns
         if now_ns >= deadline_ns:
             return _result(name, self._new_call(self._attempt, request, options, begun).end_late())

@@ -28,8 +28,8 @@ contains the other."""
 def warn_if_nested(channel: Any, policy: CallPolicy, *, stacklevel: int) -> None:
     """Warn if a channel that gets policies with retries has some already for the same methods.
 
-    It is not known if interceptors of `grpc` are added to the result, nor what the connections of
-    a balanced channel have.
+    Does not see interceptors of `grpc` that are added to the result later, nor policies on the
+    connections of a balanced channel.
 
     Args:
         channel: The channel that gets the policies.

@@ -116,7 +116,7 @@ class FailbackQueuesBase(Generic[InvokerT]):
 
     def _release(self, channel: Any) -> None:
         """Close the connections of a channel, unless `close` is about to. Does not block."""
-        if not self._closing and self._kept.pop(channel, channel) is None:
+        if not self._closing and self._take(channel):
             channel.close_kept_soon()
 
     def _begin_close(self) -> None:
@@ -131,7 +131,11 @@ class FailbackQueuesBase(Generic[InvokerT]):
             if self._closing:
                 return []
         kept = list(self._kept)
-        return [channel for channel in kept if self._kept.pop(channel, channel) is None]
+        return [channel for channel in kept if self._take(channel)]
+
+    def _take(self, channel: Any) -> bool:
+        """Forget a kept channel. False: another thread has, and closes its connections."""
+        return self._kept.pop(channel, channel) is None
 
     def _close_empty(self, invoker: InvokerT) -> None:
         """Close a new invoker, whose queue is empty. Called by `queue_for` after `close`."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rpcwheel.registry.session import RegistryStatus
     from rpcwheel.telemetry.call_counts import MethodStatus
     from rpcwheel.timer.api import TimerStatus
-    from rpcwheel.transport.state import ChannelStatus
+    from rpcwheel.transport.status import ChannelStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 OnError = Callable[["Timeout", BaseException], object]
 
+DEFAULT_NAME: Final = "rpcwheel-timer"
+"""The name of a timer that is given none, as that of `shared_timer()`."""
+
 BATCH = 256  # tasks run before a timer checks for a stop and for other work of its loop
 LIVE_LIMIT = 64  # the number of timers from which Netty's HashedWheelTimer warns
 WINDOW_NS: Final = 30 * 10**9  # a status counts this window and the one before: the last minute
@@ -65,7 +68,7 @@ class TimerCore(TimerBase):
         *,
         max_pending: int | None = None,
         executor: Executor | None = None,
-        name: str = "rpcwheel-timer",
+        name: str = DEFAULT_NAME,
         on_error: OnError | None = None,
         manual: bool = False,
     ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rpcwheel.durations import MAX_NS, NEVER, to_ns
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.timer.core import TimerCore
+from rpcwheel.timer.core import DEFAULT_NAME, TimerCore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,3 +110,8 @@ def checked_timer(timer: Timer | None) -> Timer | None:
             f"shared_timer(), not {timer!r}"
         )
     return timer
+
+
+def timer_name(timer: Timer | None) -> str:
+    """Return the name of a timer in events. None is `shared_timer()`, also if it can't be made."""
+    return DEFAULT_NAME if timer is None else str(getattr(timer, "name", type(timer).__name__))

@@ -13,7 +13,7 @@ from rpcwheel.durations import NEVER
 from rpcwheel.events.events import TaskFailed, TaskSlow
 from rpcwheel.events.hub import emit
 from rpcwheel.telemetry import components
-from rpcwheel.timer.core import BATCH, OnError, TimerCore
+from rpcwheel.timer.core import BATCH, DEFAULT_NAME, OnError, TimerCore
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -60,7 +60,7 @@ class WheelTimer(TimerCore):
         *,
         max_pending: int | None = None,
         executor: Executor | None = None,
-        name: str = "rpcwheel-timer",
+        name: str = DEFAULT_NAME,
         on_error: OnError | None = None,
     ) -> None:
         self._reset_thread()  # first: `__del__` needs it, also if the rest is interrupted

@@ -30,11 +30,12 @@ from rpcwheel._grpc.aio_relay import (
     WouldBlockError,
     failure_of,
 )
+from rpcwheel._grpc.calls import AIO_CLOSED
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import Kind, classes_by_kind
-from rpcwheel.telemetry.tracing import begin_call
+from rpcwheel.telemetry.tracing import begin_call as begin_traced_call
 
-from .arguments import DEFAULT_BACKOFF
+from .arguments import DEFAULT_BACKOFF, checked_grace
 from .base import ReconnectingBase
 from .state import MethodSpec, Transport
 
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ReconnectingChannel"]
 
-CLOSED: Final = "Channel is closed."
-"""The text of grpc.aio's error for a call on a closed channel."""
 
 READY: Final = grpc.ChannelConnectivity.READY
 
@@ -199,8 +198,7 @@ class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
         Raises:
             ConfigurationError: `grace` is negative.
         """
-        if grace is not None and grace < 0:
-            raise ConfigurationError(f"grace must be 0 seconds or more, or None, not {grace!r}")
+        checked_grace(grace)
         transports = self._close_all()
         try:
             self._close_callbacks.run()
@@ -267,7 +265,7 @@ class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
             grpc.aio.UsageError: The channel is closed.
         """
         if self.connections.closed:
-            raise grpc.aio.UsageError(CLOSED)
+            raise grpc.aio.UsageError(AIO_CLOSED)
         while True:
             channel = self.connections.active.channel
             if channel.get_state() is not last_observed_state:
@@ -341,7 +339,7 @@ class TransportCall(Relay):
         self._call = call
         self._counted = counted
         if counted:
-            self._span_key = begin_call(self._transport.spans)
+            self._span_key = begin_traced_call(self._transport.spans)
         self._transport.running[id(self)] = weakref.ref(self)
         self.begin(call, is_new=True)
         return self
@@ -424,7 +422,7 @@ class _ReconnectingMulticallable:
         """
         connections = self.channel.connections
         if not connections.accepts_calls:
-            raise grpc.aio.UsageError(CLOSED)
+            raise grpc.aio.UsageError(AIO_CLOSED)
         transport = connections.active
         transport.calls += 1  # as `begin_call`, inlined for speed
         connections.calls += 1

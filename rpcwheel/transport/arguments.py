@@ -129,3 +129,14 @@ def checked_drain_ns(drain_timeout: Duration | None) -> int:
             f"drain_timeout must be 0 seconds or more, or None for no limit, not {drain_timeout!r}"
         )
     return drain_ns
+
+
+def checked_grace(grace: float | None) -> float | None:
+    """Return `grace`, the argument of `close` with grpc.aio.
+
+    Raises:
+        ConfigurationError: It is negative.
+    """
+    if grace is not None and grace < 0:
+        raise ConfigurationError(f"grace must be 0 seconds or more, or None, not {grace!r}")
+    return grace

@@ -18,7 +18,7 @@ from rpcwheel.rpc import Kind
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.tracing import add_to_calls
 from rpcwheel.timer import shared_timer
-from rpcwheel.timer.manual import checked_timer, clock_of
+from rpcwheel.timer.manual import checked_timer, clock_of, timer_name
 
 from .arguments import (
     checked_backoff,
@@ -28,7 +28,8 @@ from .arguments import (
     checked_target,
     refuse_both,
 )
-from .state import ChannelStatus, ConnectionManager, MethodSpec, T, channel_problem
+from .state import ConnectionManager, MethodSpec, T
+from .status import ChannelStatus, channel_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,14 +213,13 @@ class ReconnectingBase(Generic[T]):
 
     def _end_after(self, transport: T, drain_ns: int) -> None:
         """End the calls on a transport after `drain_ns`; now if the timer takes no timeout."""
-        timer = self._timer
         try:
-            timer = shared_timer() if timer is None else timer
+            timer = shared_timer() if self._timer is None else self._timer
             expire = weak_callback(self._expire_soon, transport)
             timeout = timer.new_timeout(expire, to_seconds(drain_ns))
         except (TimerError, RuntimeError) as error:  # stopped, full, or "can't start new thread"
-            name = str(getattr(timer, "name", type(timer).__name__))
-            emit(ExecutorRejected(name, f"drain of a connection to {self._target}", error))
+            task = f"drain of a connection to {self._target}"
+            emit(ExecutorRejected(timer_name(self._timer), task, error))
             self._expire(transport)
             return
         obsolete: Timeout | None = timeout
@@ -313,7 +313,16 @@ class ReconnectingBase(Generic[T]):
             return None
         state = self._state_name()
         problem = channel_problem(state, has_servers=True)
-        return ChannelStatus(self.target, False, state, self.calls, self.number, False, (), problem)
+        return ChannelStatus(
+            target=self.target,
+            balanced=False,
+            state=state,
+            calls=self.calls,
+            connection=self.number,
+            stale=False,
+            subchannels=(),
+            problem=problem,
+        )
 
     def _state_name(self) -> str:
         state = self.get_state()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
+from rpcwheel._grpc.calls import has_status, value_of
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import HEARTBEAT_KEY
 
@@ -148,6 +149,20 @@ class HealthProbe:
 
 SERVER_HEALTH: Final = HealthProbe()
 """Asks for the health of the whole server."""
+
+
+def is_answered(response: bytes | None, error: BaseException | None) -> bool:
+    """Whether a call of `SERVER_HEALTH` was answered by a server that serves.
+
+    Args:
+        response: The response; None if the call failed.
+        error: How it failed.
+    """
+    if response is not None:
+        return SERVER_HEALTH.judge(response).serving is not False
+    if error is None or not has_status(error):  # such as one of an interceptor
+        return False
+    return getattr(value_of(error, "code"), "name", "CANCELLED") not in UNANSWERED
 
 
 def checked_probe(probe: object) -> Probe:

@@ -8,10 +8,10 @@ calls it under a lock, or on one event loop.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from rpcwheel.backoff import MAX_BACKOFF_ATTEMPTS
 from rpcwheel.durations import NEVER
 
 if TYPE_CHECKING:
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 T = TypeVar("T", bound="Transport[Any]")
-
-MAX_BACKOFF_ATTEMPTS: Final = 64
-"""Reconnects in a row after which the backoff no longer grows, as wait objects may overflow."""
 
 SERVER_CODES: Final = frozenset(
     {
@@ -255,22 +252,19 @@ class ConnectionManager(Generic[T]):
     def _unanswered_with_active(self) -> int:
         return 0 if self.active.activity.last_read_ns is not None else self._unanswered + 1
 
-    def reconnect(
-        self, new: T, drain_ns: int, reason: str = "", backoff_ns: int | None = None
-    ) -> tuple[T, bool]:
+    def reconnect(self, new: T, drain_ns: int, reason: str, backoff_ns: int) -> tuple[T, bool]:
         """Replace the active transport.
 
         Args:
             new: The new transport.
             drain_ns: How long calls may continue on the old one; `NEVER`: no limit.
             reason: Why.
-            backoff_ns: The result of `next_backoff_ns()`; None: call it now.
+            backoff_ns: The result of `next_backoff_ns()`.
 
         Returns:
             The old transport, and whether it must be closed now: it has no calls, or `drain_ns` is
             0. If it is `connection_wanted`, the new one must connect at once.
         """
-        backoff_ns = self.next_backoff_ns() if backoff_ns is None else backoff_ns
         old, now_ns = self.active, self._now_ns()
         self._unanswered = self._unanswered_with_active()
         self._not_before_ns = NEVER if backoff_ns == NEVER else now_ns + backoff_ns
@@ -335,53 +329,3 @@ class ConnectionManager(Generic[T]):
         for transport in transports:
             transport.ended = True
         return transports
-
-
-@dataclass(frozen=True, slots=True)
-class SubchannelStatus:
-    """A server of a balanced channel."""
-
-    id: str
-    address: str
-    state: str
-    healthy: bool
-    unhealthy_reason: str
-    ejected: bool
-    """Whether it is unhealthy because its calls failed."""
-    stale: bool
-    """Whether its instance has left the registry and it is kept because it still answers."""
-    calls: int
-    """In flight."""
-    weight: int
-    zone: str
-    problem: str
-
-    @property
-    def health(self) -> str:
-        """The state, or `"unhealthy"`."""
-        return self.state if self.healthy else "unhealthy"
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelStatus:
-    """A channel to one target, or a balanced channel, which has subchannels."""
-
-    target: str
-    """The name of the service if it is balanced."""
-    balanced: bool
-    state: str
-    calls: int
-    """In flight."""
-    connection: int | None
-    """The number of the active connection, from 1; None if it is balanced."""
-    stale: bool
-    """Whether a subchannel is stale."""
-    subchannels: tuple[SubchannelStatus, ...]
-    problem: str
-
-
-def channel_problem(state: str, *, has_servers: bool) -> str:
-    """Return the `problem` of a channel in this state."""
-    if state != "TRANSIENT_FAILURE":
-        return ""
-    return "its servers cannot be reached" if has_servers else "no server is known"

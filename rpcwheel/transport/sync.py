@@ -21,7 +21,14 @@ import grpc
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
-from rpcwheel._grpc.calls import failure_of, has_ended, is_single_threaded, run_at_end
+from rpcwheel._grpc.calls import (
+    CLOSED,
+    failure_of,
+    has_ended,
+    is_single_threaded,
+    run_at_end,
+    was_not_invoked,
+)
 from rpcwheel._grpc.connectivity import (
     CORE_READY,
     close_unavailable,
@@ -32,7 +39,7 @@ from rpcwheel._grpc.connectivity import (
 )
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.rpc import Kind, classes_by_kind
-from rpcwheel.telemetry.tracing import begin_call
+from rpcwheel.telemetry.tracing import begin_call as begin_traced_call
 
 from .arguments import DEFAULT_BACKOFF
 from .base import ReconnectingBase
@@ -53,7 +60,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ReconnectingChannel"]
 
-CLOSED: Final = "Cannot invoke RPC on closed channel!"
 """The text of gRPC's error for a call on a closed channel."""
 
 READY: Final = grpc.ChannelConnectivity.READY
@@ -274,7 +280,7 @@ class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Chann
 
         Then `begin_call` returns another one, or raises because the channel is closed.
         """
-        if not isinstance(error, ValueError) or not str(error).startswith("Cannot invoke RPC"):
+        if not was_not_invoked(error):
             return False
         return transport.ended or transport is not self.connections.active
 
@@ -315,7 +321,7 @@ class _ReconnectingMulticallable:
         """Make a blocking call."""
         channel = self._channel
         transport, method = self._begin_call()
-        span_key = begin_call(transport.spans)
+        span_key = begin_traced_call(transport.spans)
         try:
             return getattr(method, name)(request, *options)
         except grpc.RpcError as error:
@@ -337,7 +343,7 @@ class _ReconnectingMulticallable:
         """Start a call that does not block."""
         channel = self._channel
         transport, method = self._begin_call()
-        span_key = begin_call(transport.spans)
+        span_key = begin_traced_call(transport.spans)
         try:
             call = getattr(method, name)(request, *options)
         except BaseException as error:

@@ -15,7 +15,8 @@ from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import failure_of
 from fixtures.worlds import KINDS, SyncWorld
 from rpcwheel.balancer import BalancedChannel, RingHash
-from rpcwheel.events import CallbackFailed
+from rpcwheel.errors import TimerStopped
+from rpcwheel.events import CallbackFailed, ExecutorRejected
 
 CONNECTING, IDLE, READY, FAILING = (
     grpc.ChannelConnectivity[name] for name in ("CONNECTING", "IDLE", "READY", "TRANSIENT_FAILURE")
@@ -103,6 +104,17 @@ def test_subscribers_are_called_with_the_state_and_each_change(shops, open_balan
     channel.close()
     assert timer.pending == 0
     channel.subscribe(print)
+
+
+def test_a_subscription_whose_timer_takes_no_timeout_is_reported(timer, events):
+    timer.stop()
+    with BalancedChannel("s", timer=timer) as channel:
+        channel.subscribe(print)
+        assert wait_until(lambda: events)
+    rejected = events[0]
+    assert isinstance(rejected, ExecutorRejected)
+    assert (rejected.timer, rejected.task) == ("manual-timer", "read of the state of s")
+    assert isinstance(rejected.error, TimerStopped)
 
 
 def test_subscribers_do_not_cost_a_thread_each(world, shops, open_balanced):

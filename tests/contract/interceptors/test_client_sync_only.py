@@ -143,15 +143,19 @@ def test_closing_the_inner_channel_between_two_attempts_cancels_the_call(shop, c
 
 
 class Slow(grpc.UnaryStreamClientInterceptor):
-    """Returns a message after its call has failed."""
+    """Returns a message after its call has failed. `has_read` is set when a message was read."""
+
+    def __init__(self):
+        self.has_read = threading.Event()
 
     def intercept_unary_stream(self, continuation, details, request):
         call = continuation(details, request)
-        read, failed = type(call).__next__, threading.Event()
+        read, failed, has_read = type(call).__next__, threading.Event(), self.has_read
 
         class Late(type(call)):
             def __next__(self):
                 message = read(self)
+                has_read.set()
                 self.add_done_callback(lambda _: failed.set())
                 assert failed.wait(WAIT_S)
                 threading.Event().wait(0.1)  # time for the decision about the next attempt
@@ -173,6 +177,30 @@ def test_a_message_that_was_read_is_returned_although_the_attempt_has_failed(
     with pytest.raises(grpc.RpcError) as caught:
         next(stream)
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert len(shop.calls) == 1
+
+
+def test_a_message_that_was_read_is_returned_once_although_the_attempt_has_timed_out(
+    shop, shop_channel, timer
+):
+    shop.then(Silent(after=1))
+    stalls = DeadlinePolicy(message_timeout=3.0)
+    retry = RETRY.replace(retry_on="DEADLINE_EXCEEDED")
+    ours = client_interceptors(
+        CallPolicy(timeout=stalls, retry=retry, idempotent=True), timer=timer
+    )
+    channel = grpc.intercept_channel(shop_channel, *ours, slow := Slow())
+    stream = channel.unary_stream(UNARY_STREAM)(b"xyz")
+    messages = []
+    reader = threading.Thread(target=lambda: messages.append(next(stream)))
+    reader.start()
+    assert slow.has_read.wait(WAIT_S)
+    timer.advance(3.0)
+    reader.join(WAIT_S)
+    assert messages == [b"x"]
+    with pytest.raises(grpc.RpcError) as caught:
+        next(stream)
+    assert caught.value.details() == "no message for 3 s (message_timeout)"
     assert len(shop.calls) == 1
 
 

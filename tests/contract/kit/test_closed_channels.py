@@ -9,9 +9,10 @@ import pytest
 
 import rpcwheel
 import rpcwheel.aio
-from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang, Silent
+from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import FailbackPolicy, open_registry
+from fixtures.worlds import RETRY
+from rpcwheel import FailbackPolicy, MethodPolicy, open_registry
 from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.journal import Filter, open_journal_backend
 from rpcwheel.registry import ServiceInstance
@@ -19,6 +20,11 @@ from rpcwheel.registry import ServiceInstance
 LATER = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0)
 SOON = FailbackPolicy(retry_on="UNAVAILABLE", backoff=0.01)
 SERVICE = "test.Shop"
+QUEUED_OR_RETRIED = {
+    UNARY_UNARY: MethodPolicy(failback=LATER),
+    STREAM_UNARY: MethodPolicy(idempotent=True, retry=RETRY),
+}
+"""Policies by which some calls of a channel are queued and others are retried."""
 
 
 @pytest.fixture(params=["address", "name"])
@@ -165,4 +171,35 @@ async def test_with_aio_close_waits_for_calls_in_flight_as_long_as_its_grace(sho
     release(shop, 1)
     assert await call == b"b"
     await closing
+    assert await kit.close(WAIT_S) == []
+
+
+def test_with_grpc_a_blocking_call_in_flight_is_not_retried_after_close(shop):
+    kit = rpcwheel.Kit(methods=QUEUED_OR_RETRIED)
+    channel = kit.channel(shop.target)
+    shop.then("UNAVAILABLE", hang := Hang(code="UNAVAILABLE"))
+    assert channel.unary_unary(UNARY_UNARY)(b"a") is None
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(channel.stream_unary(STREAM_UNARY), iter([b"b"]), timeout=WAIT_S)
+        assert hang.begun.wait(WAIT_S)
+        channel.close()
+        release(shop, 1)
+        assert call.exception(WAIT_S).code() is grpc.StatusCode.UNAVAILABLE
+    assert len(shop.calls) == 2
+    assert kit.close(WAIT_S) == []
+
+
+async def test_with_aio_a_call_in_flight_is_not_retried_during_the_grace_of_close(shop):
+    kit = rpcwheel.aio.Kit(methods=QUEUED_OR_RETRIED)
+    channel = kit.channel(shop.target)
+    shop.then("UNAVAILABLE", hang := Hang(code="UNAVAILABLE"))
+    assert await channel.unary_unary(UNARY_UNARY)(b"a") is None
+    call = channel.stream_unary(STREAM_UNARY)(iter([b"b"]), timeout=WAIT_S)
+    assert await asyncio.to_thread(hang.begun.wait, WAIT_S)
+    closing = asyncio.create_task(channel.close(grace=WAIT_S))
+    await asyncio.sleep(0)  # it waits for the call
+    release(shop, 1)
+    assert await call.code() is grpc.StatusCode.UNAVAILABLE
+    await closing
+    assert len(shop.calls) == 2
     assert await kit.close(WAIT_S) == []

@@ -7,8 +7,9 @@ import pytest
 
 from fixtures.subchannel_pools import CALL, FAILING, IDLE, READY, FakePool, at
 from rpcwheel._grpc.finished import FinishedError
-from rpcwheel.balancer.health import HealthChecker, connect_failure, is_answered
-from rpcwheel.events import CallbackFailed
+from rpcwheel.balancer.health import HealthChecker, connect_failure
+from rpcwheel.errors import TimerStopped
+from rpcwheel.events import CallbackFailed, ExecutorRejected
 
 RESULTS = {
     True: (b"", None),
@@ -201,7 +202,10 @@ def test_with_a_stopped_timer_subchannels_become_healthy_at_once(checked, timer,
     timer.stop()
     checked.mark_unhealthy()
     assert checked.one.healthy
-    assert [type(event).__name__ for event in events][1] == "CallbackFailed"
+    rejected = events[1]
+    assert isinstance(rejected, ExecutorRejected)
+    assert (rejected.timer, rejected.task) == ("manual-timer", "health check of shop.Orders")
+    assert isinstance(rejected.error, TimerStopped)
 
 
 def test_a_dropped_pool_is_not_kept_by_its_checks(checked, timer, make_pool):
@@ -213,24 +217,6 @@ def test_a_dropped_pool_is_not_kept_by_its_checks(checked, timer, make_pool):
     assert not [one for one in gc.get_objects() if type(one) is FakePool]
     timer.advance(60)
     assert (prober.probes, timer.pending) == ([], 0)
-
-
-@pytest.mark.parametrize(
-    ("response", "code", "answered"),
-    [
-        (b"", "OK", True),
-        (b"\x08\x01", "OK", True),
-        (b"\x08\x02", "OK", False),
-        (None, "UNIMPLEMENTED", True),
-        (None, "INTERNAL", True),
-        (None, "UNAVAILABLE", False),
-        (None, "DEADLINE_EXCEEDED", False),
-        (None, "CANCELLED", False),
-    ],
-)
-def test_a_check_is_answered_unless_unreachable_or_not_serving(response, code, answered):
-    error = None if code == "OK" else FinishedError(grpc.StatusCode[code], "")
-    assert is_answered(response, error) is answered
 
 
 def test_the_reason_of_a_failed_connection_is_taken_from_grpcs_details():
@@ -305,16 +291,20 @@ def test_calls_do_not_wait_for_an_explanation_after_a_probe_that_could_not_be_be
     checked.prober.probe = probe
     checker = checked.pool.checker
     with pytest.raises(SystemExit):
-        checker.explains(now_s=10.0)
-    assert not checker.explains(now_s=10.5)
+        checker.is_probing_failures(now_s=10.0)
+    assert not checker.is_probing_failures(now_s=10.5)
 
 
 def test_calls_wait_for_an_explanation_for_at_most_a_second(checked):
     checked.pool.set_states(p1=FAILING)
     checker = checked.pool.checker
-    assert [checker.explains(now_s) for now_s in (10.0, 10.9, 11.0)] == [True, True, False]
+    assert [checker.is_probing_failures(now_s) for now_s in (10.0, 10.9, 11.0)] == [
+        True,
+        True,
+        False,
+    ]
     checked.prober.done(False)
-    assert checker.explains(now_s=11.0)
+    assert checker.is_probing_failures(now_s=11.0)
 
 
 def test_the_deadline_of_a_call_ends_its_wait_for_an_explanation(checked):
@@ -342,8 +332,8 @@ def test_a_forked_child_calls_what_was_unhealthy_and_checks_it_anew(checked, tim
 def test_a_forked_child_does_not_wait_for_the_probes_of_its_parent(checked):
     checked.pool.set_states(p1=FAILING)
     checker = checked.pool.checker
-    assert checker.explains(now_s=10.0)
+    assert checker.is_probing_failures(now_s=10.0)
     checker.reset()
-    assert not checker.explains(now_s=10.5)
-    assert checker.explains(now_s=11.0)
+    assert not checker.is_probing_failures(now_s=10.5)
+    assert checker.is_probing_failures(now_s=11.0)
     assert checked.prober.probes == [1, 1]

@@ -133,7 +133,7 @@ def test_a_planned_retry_that_is_not_made_has_the_reason_in_its_event(events, fa
     assert fail(attempts) == Wait(S // 4)
     fact(attempts)
     step = attempts.next(S // 4, **facts)
-    assert attempts.end(S // 4, OSError(), received=False, buffered=True) is None
+    assert attempts.decide_response(S // 4, OSError(), received=False, buffered=True) is None
     assert events[1:] == [RetryStopped(M, 1, "UNAVAILABLE", step.reason)]
     assert reason in step.reason
 
@@ -159,7 +159,7 @@ def test_a_call_that_waits_ends_when_its_channel_is_closed():
 
 
 def end(attempts, error, now_ns=0, *, received=False, buffered=True):
-    return attempts.end(now_ns, error, received=received, buffered=buffered)
+    return attempts.decide_response(now_ns, error, received=received, buffered=buffered)
 
 
 def test_a_default_response_applies_to_the_errors_that_it_names(events):

@@ -60,8 +60,8 @@ def test_the_timeout_for_grpc_is_never_negative(deadline_ns, now_ns, left):
 # --- Deadlines and plans ---
 
 
-def begun(state, config, own_ns=None):
-    now_ns, deadline_ns, attempt_ns = state.begin(config, own_ns)
+def begun(state, config, timeout=None):
+    now_ns, deadline_ns, attempt_ns = state.begin(config, timeout)
     late = now_ns >= deadline_ns
     return Stop("its deadline has passed") if late else NextAttempt(1, now_ns, attempt_ns)
 
@@ -70,7 +70,7 @@ def test_a_call_begins_now_with_the_earlier_of_both_timeouts(make, timer):
     state, config = make(timeout=5)
     timer.advance(2)
     assert begun(state, config) == NextAttempt(1, 2 * S, 7 * S)
-    assert begun(state, config, 3 * S) == NextAttempt(1, 2 * S, 5 * S)
+    assert begun(state, config, 3) == NextAttempt(1, 2 * S, 5 * S)
 
 
 def test_the_deadline_of_the_call_being_served_applies_on_any_clock(make, timer):
@@ -136,5 +136,5 @@ def test_a_timer_that_takes_no_timeout_is_reported(events):
     assert state.watch_slow_call(M, state.configs.config_for(M)) is None
     assert state.schedule(print, 1.0, "a retry") is None
     for event, what in zip(events, ["slow_call_threshold", "a retry"], strict=True):
-        assert (type(event), event.timer, event.task) == (ExecutorRejected, "ManualTimer", what)
+        assert (type(event), event.timer, event.task) == (ExecutorRejected, "manual-timer", what)
         assert isinstance(event.error, TimerStopped)

@@ -63,13 +63,13 @@ class OneRetry:
 def test_attempt_timeout_is_limited_by_the_deadline_of_the_call():
     made = plan(1800 * MS, attempt_timeout=1.0)
     assert made.attempt_ns == 1000 * MS
-    step = made.ended(1000 * MS, failed("DEADLINE_EXCEEDED"))
+    step = made.after_failure(1000 * MS, failed("DEADLINE_EXCEEDED"))
     assert step == NextAttempt(2, 1100 * MS, 1800 * MS)
 
 
 def test_attempt_timeout_counts_from_the_begin_of_each_attempt():
     made = plan(attempt_timeout=1.0)
-    assert made.ended(S, failed()) == NextAttempt(2, 1100 * MS, 2100 * MS)
+    assert made.after_failure(S, failed()) == NextAttempt(2, 1100 * MS, 2100 * MS)
 
 
 # --- What is not retried, and why ---
@@ -77,7 +77,7 @@ def test_attempt_timeout_counts_from_the_begin_of_each_attempt():
 
 def test_without_retry_settings_there_is_one_attempt():
     made = RetryPlan(0, NEVER, None, None)
-    assert made.ended(0, failed()).reason == NOT_NAMED
+    assert made.after_failure(0, failed()).reason == NOT_NAMED
 
 
 NOT_NAMED = "`retry_on` does not name its status"
@@ -111,13 +111,13 @@ NO_BUDGET = "the retry budget of the target is used up"
 def test_a_failure_that_is_not_retried_has_a_reason_and_uses_no_budget(settings, outcome, reason):
     budget = OneRetry()
     made = plan(budget=budget, **settings | {"backoff": NoStrategy()})
-    assert made.ended(0, outcome) == Stop(reason)
+    assert made.after_failure(0, outcome) == Stop(reason)
     assert budget.asked == []
 
 
 def test_there_are_max_attempts_attempts_with_ascending_numbers():
     made = plan(max_attempts=5)
-    steps = [made.ended(0, failed()) for _ in range(6)]
+    steps = [made.after_failure(0, failed()) for _ in range(6)]
     assert [step.number for step in steps[:4]] == [2, 3, 4, 5]
     assert steps[4:] == [Stop(NO_ATTEMPTS)] * 2
 
@@ -134,24 +134,24 @@ def test_there_are_max_attempts_attempts_with_ascending_numbers():
 def test_a_backoff_that_reaches_the_deadline_ends_the_call_at_once(now_ns, wait, reason):
     budget = OneRetry()
     made = plan(S, backoff=tenacity.wait_fixed(wait), budget=budget)
-    assert made.ended(now_ns, failed()) == Stop(reason)
+    assert made.after_failure(now_ns, failed()) == Stop(reason)
     assert budget.asked == []
 
 
 def test_a_backoff_that_ends_just_before_the_deadline_is_followed_by_an_attempt():
-    assert plan(S, backoff=tenacity.wait_fixed(0.5)).ended(500 * MS - 1, failed()) == NextAttempt(
-        2, S - 1, S
-    )
+    assert plan(S, backoff=tenacity.wait_fixed(0.5)).after_failure(
+        500 * MS - 1, failed()
+    ) == NextAttempt(2, S - 1, S)
 
 
 def test_an_infinite_backoff_ends_the_call_even_without_a_deadline():
-    assert plan(backoff=float("inf")).ended(0, failed()) == Stop(INFINITE)
+    assert plan(backoff=float("inf")).after_failure(0, failed()) == Stop(INFINITE)
 
 
 def test_a_pushback_replaces_the_backoff():
     made = plan(backoff=NoStrategy())
-    assert made.ended(S, failed(pushback_ns=250 * MS)) == NextAttempt(2, 1250 * MS, NEVER)
-    assert made.ended(2 * S, failed(pushback_ns=0)) == NextAttempt(3, 2 * S, NEVER)
+    assert made.after_failure(S, failed(pushback_ns=250 * MS)) == NextAttempt(2, 1250 * MS, NEVER)
+    assert made.after_failure(2 * S, failed(pushback_ns=0)) == NextAttempt(3, 2 * S, NEVER)
 
 
 TOO_LONG = "the server asked to wait {} s, which is longer than max_pushback ({} s)"
@@ -168,23 +168,25 @@ TOO_LONG = "the server asked to wait {} s, which is longer than max_pushback ({}
 def test_a_pushback_above_max_pushback_ends_the_retries(settings, pushback_ns, reason):
     budget = OneRetry()
     made = plan(backoff=NoStrategy(), budget=budget, **settings)
-    assert made.ended(0, failed(pushback_ns=pushback_ns)) == Stop(reason)
+    assert made.after_failure(0, failed(pushback_ns=pushback_ns)) == Stop(reason)
     assert budget.asked == []
 
 
 def test_a_pushback_up_to_max_pushback_is_waited_for():
-    assert plan().ended(0, failed(pushback_ns=300 * S)) == NextAttempt(2, 300 * S, NEVER)
+    assert plan().after_failure(0, failed(pushback_ns=300 * S)) == NextAttempt(2, 300 * S, NEVER)
     longer = plan(max_pushback=timedelta(hours=1))
-    assert longer.ended(0, failed(pushback_ns=3600 * S)) == NextAttempt(2, 3600 * S, NEVER)
+    assert longer.after_failure(0, failed(pushback_ns=3600 * S)) == NextAttempt(2, 3600 * S, NEVER)
     unbounded = plan(max_pushback=None)
-    assert unbounded.ended(0, failed(pushback_ns=3601 * S)) == NextAttempt(2, 3601 * S, NEVER)
+    assert unbounded.after_failure(0, failed(pushback_ns=3601 * S)) == NextAttempt(
+        2, 3601 * S, NEVER
+    )
 
 
 def test_the_budget_is_asked_last_and_its_refusal_ends_the_call():
     budget = OneRetry()
     made = plan(budget=budget)
-    assert made.ended(S, failed()) == NextAttempt(2, 1100 * MS, NEVER)
-    assert made.ended(2 * S, failed()) == Stop(NO_BUDGET)
+    assert made.after_failure(S, failed()) == NextAttempt(2, 1100 * MS, NEVER)
+    assert made.after_failure(2 * S, failed()) == Stop(NO_BUDGET)
     assert budget.asked == [S, 2 * S]
 
 
@@ -196,8 +198,8 @@ def test_a_backoff_object_gets_attempt_elapsed_time_and_error():
         return 0
 
     made = RetryPlan(5 * S, NEVER, rules(backoff=wait), None)
-    made.ended(7 * S, failed(error=error))
-    made.ended(8 * S, failed())
+    made.after_failure(7 * S, failed(error=error))
+    made.after_failure(8 * S, failed())
     assert seen == [(1, 2.0, error), (2, 3.0, None)]
 
 
@@ -205,7 +207,7 @@ def test_an_exception_of_a_backoff_object_is_raised_and_uses_no_budget():
     budget = OneRetry()
     made = plan(budget=budget, backoff=lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        made.ended(0, failed())
+        made.after_failure(0, failed())
     assert budget.asked == []
 
 
@@ -225,25 +227,25 @@ def refused(**more):
 @pytest.mark.parametrize("settings", [{}, NOT_PROVEN])
 def test_a_proven_refusal_is_retried_whatever_retry_on_and_idempotent_say(settings):
     made = plan(max_attempts=4, **settings)
-    assert made.ended(S, refused(**PROVEN)) == NextAttempt(2, 1100 * MS, NEVER)
-    step = made.ended(2 * S, refused(**PROVEN, pushback_ns=7 * S))
+    assert made.after_failure(S, refused(**PROVEN)) == NextAttempt(2, 1100 * MS, NEVER)
+    step = made.after_failure(2 * S, refused(**PROVEN, pushback_ns=7 * S))
     assert step == NextAttempt(3, 9 * S, NEVER)
-    step = made.ended(9 * S, refused(**PROVEN | OTHER, pushback_ns=7 * S))
+    step = made.after_failure(9 * S, refused(**PROVEN | OTHER, pushback_ns=7 * S))
     assert step == NextAttempt(4, 9 * S, NEVER)
-    assert made.ended(9 * S, refused(**PROVEN)) == Stop(NO_ATTEMPTS)
+    assert made.after_failure(9 * S, refused(**PROVEN)) == Stop(NO_ATTEMPTS)
 
 
 def test_a_refusal_that_is_not_proven_is_retried_for_idempotent_methods_only():
-    assert plan().ended(S, refused(**CLAIMED)) == NextAttempt(2, 1100 * MS, NEVER)
-    assert plan(**NOT_PROVEN).ended(S, refused(**CLAIMED)) == Stop(NOT_NAMED)
+    assert plan().after_failure(S, refused(**CLAIMED)) == NextAttempt(2, 1100 * MS, NEVER)
+    assert plan(**NOT_PROVEN).after_failure(S, refused(**CLAIMED)) == Stop(NOT_NAMED)
     named = plan(retry_on="RESOURCE_EXHAUSTED", **NOT_PROVEN)
-    assert named.ended(S, refused(**CLAIMED | OTHER)) == Stop(NOT_IDEMPOTENT)
+    assert named.after_failure(S, refused(**CLAIMED | OTHER)) == Stop(NOT_IDEMPOTENT)
 
 
 def test_resource_exhausted_of_a_handler_is_retried_only_if_it_is_named():
-    assert plan().ended(0, refused()) == Stop(NOT_NAMED)
+    assert plan().after_failure(0, refused()) == Stop(NOT_NAMED)
     named = plan(retry_on="RESOURCE_EXHAUSTED")
-    assert named.ended(S, refused()) == NextAttempt(2, 1100 * MS, NEVER)
+    assert named.after_failure(S, refused()) == NextAttempt(2, 1100 * MS, NEVER)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +260,7 @@ def test_resource_exhausted_of_a_handler_is_retried_only_if_it_is_named():
 )
 def test_a_refusal_is_not_retried_against_other_rules(deadline_ns, outcome, reason):
     budget = OneRetry()
-    step = plan(deadline_ns, budget=budget, **NOT_PROVEN).ended(0, outcome)
+    step = plan(deadline_ns, budget=budget, **NOT_PROVEN).after_failure(0, outcome)
     assert isinstance(step, Stop)
     assert reason in step.reason
     assert budget.asked == []
@@ -266,14 +268,14 @@ def test_a_refusal_is_not_retried_against_other_rules(deadline_ns, outcome, reas
 
 def test_another_server_is_asked_although_the_pushback_is_too_long():
     outcome = refused(**PROVEN | OTHER, pushback_ns=301 * S)
-    assert plan(S).ended(0, outcome) == NextAttempt(2, 0, S)
+    assert plan(S).after_failure(0, outcome) == NextAttempt(2, 0, S)
 
 
 def test_retries_of_refused_calls_are_in_the_budget():
     budget = OneRetry()
     made = plan(budget=budget, **NOT_PROVEN)
-    assert isinstance(made.ended(0, refused(**PROVEN)), NextAttempt)
-    assert made.ended(0, refused(**PROVEN | OTHER)) == Stop(NO_BUDGET)
+    assert isinstance(made.after_failure(0, refused(**PROVEN)), NextAttempt)
+    assert made.after_failure(0, refused(**PROVEN | OTHER)) == Stop(NO_BUDGET)
 
 
 @pytest.mark.parametrize(
@@ -292,5 +294,5 @@ def test_a_refusal_that_is_retried_takes_a_token_of_the_throttle(settings, outco
             self.asked.append("failed")
 
     budget = Noting()
-    plan(budget=budget, **settings).ended(0, outcome)
+    plan(budget=budget, **settings).after_failure(0, outcome)
     assert "failed" in budget.asked

@@ -24,7 +24,7 @@ def failing_call(throttle, result=UNAVAILABLE):
     throttle.call(0)
     plan = RetryPlan(0, NEVER, RETRY, throttle)
     attempts = 1
-    while isinstance(plan.ended(0, result), NextAttempt):
+    while isinstance(plan.after_failure(0, result), NextAttempt):
         attempts += 1
     return attempts
 
@@ -116,7 +116,7 @@ def test_policies_with_equal_throttling_share_one_bucket():
 def test_a_share_makes_a_retry_budget():
     assert budget_key(RetryPolicy(retry_on="ABORTED", retry_budget=1, min_retries=3)) == (1, 3)
     plan = RetryPlan(0, NEVER, RETRY, RetryBudget(0.0, 0))
-    assert isinstance(plan.ended(0, UNAVAILABLE), Stop)
+    assert isinstance(plan.after_failure(0, UNAVAILABLE), Stop)
 
 
 def test_throttling_may_be_given_as_a_table():

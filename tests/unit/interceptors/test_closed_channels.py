@@ -5,7 +5,7 @@ import pytest
 
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call import CallPolicy
-from rpcwheel.call.sync_call import WaitingCalls
+from rpcwheel.call.sync_call import ChannelCalls
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors.sync import FailbackQueues, apply_policies
 
@@ -66,6 +66,6 @@ class Slotted:
 
 
 def test_close_leaves_calls_without_weak_references():
-    calls = WaitingCalls()
+    calls = ChannelCalls()
     calls.add_running(Slotted())
     calls.cancel_running()

@@ -17,7 +17,7 @@ from rpcwheel.status.sections import FIELD, RATE, SECTIONS
 from rpcwheel.status.snapshot import Status
 from rpcwheel.telemetry.call_counts import MethodStatus
 from rpcwheel.timer.api import TimerStatus
-from rpcwheel.transport.state import ChannelStatus
+from rpcwheel.transport.status import ChannelStatus
 
 CLASSES = {
     cls.__name__: cls

@@ -1,12 +1,14 @@
 """What a heartbeat asks, and what the answers mean."""
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.heartbeat import HealthProbe, MethodProbe, Probe
-from rpcwheel.transport.probe import ProbeResult
+from rpcwheel.transport.probe import ProbeResult, is_answered
 
 STATUS = health_pb2.HealthCheckResponse
 
@@ -83,3 +85,21 @@ def test_both_probes_have_a_repr():
     for probe in [HealthProbe(), MethodProbe("/a/b")]:
         assert isinstance(probe, Probe)
         assert type(probe).__name__ in repr(probe)
+
+
+@pytest.mark.parametrize(
+    ("response", "code", "answered"),
+    [
+        (b"", "OK", True),
+        (b"\x08\x01", "OK", True),
+        (b"\x08\x02", "OK", False),
+        (None, "UNIMPLEMENTED", True),
+        (None, "INTERNAL", True),
+        (None, "UNAVAILABLE", False),
+        (None, "DEADLINE_EXCEEDED", False),
+        (None, "CANCELLED", False),
+    ],
+)
+def test_a_check_is_answered_unless_unreachable_or_not_serving(response, code, answered):
+    error = None if code == "OK" else FinishedError(grpc.StatusCode[code], "")
+    assert is_answered(response, error) is answered

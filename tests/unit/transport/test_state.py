@@ -35,8 +35,9 @@ class Connections(ConnectionManager[Transport]):
         super().__init__(Transport(first, clock), clock, backoff)
         self.clock = clock
 
-    def reconnect(self, channel, *args, **options):
-        return super().reconnect(Transport(channel, self.clock), *args, **options)
+    def reconnect(self, channel, drain_ns, reason="", backoff_ns=None):
+        backoff_ns = self.next_backoff_ns() if backoff_ns is None else backoff_ns
+        return super().reconnect(Transport(channel, self.clock), drain_ns, reason, backoff_ns)
 
     def expire_overdue(self):
         """Transports whose drain timeout has passed."""
