@@ -5,11 +5,8 @@ import pytest
 
 from rpcwheel.rpc import (
     CODES,
-    AttemptResult,
     Criticality,
     Kind,
-    NextAttempt,
-    Stop,
     checked_code,
     checked_criticality,
 )
@@ -32,20 +29,6 @@ def test_a_kind_says_which_sides_stream(kind, requests, responses):
     assert kind.streams_requests is requests
     assert kind.streams_responses is responses
     assert Kind((requests, responses)) is kind
-
-
-@pytest.mark.parametrize(
-    ("word", "name"),
-    [
-        (AttemptResult("OK"), "code"),
-        (NextAttempt(1, 0, 5), "number"),
-        (Stop("over"), "reason"),
-    ],
-)
-def test_decisions_are_frozen(word, name):
-    with pytest.raises(AttributeError):
-        setattr(word, name, None)
-    assert not hasattr(word, "__dict__")
 
 
 # --- Names of codes, as users write them ---

@@ -17,19 +17,13 @@ from fixtures.aio_channels import (
     still_waits,
 )
 from fixtures.balanced_channels import counts, instance, subchannel_of
+from fixtures.event_loops import uvloop
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.balancer.aio import BalancedChannel
 
 State = grpc.ChannelConnectivity
-
-try:
-    import uvloop
-except ImportError:  # not on Windows
-    uvloop = None
-else:
-    uvloop.new_event_loop().close()  # the first one opens a pipe that libuv keeps (signal.c)
 
 PATIENT = BalancerPolicy(pick_timeout=WAIT_S)
 

@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from fixtures.aio_channels import others, read_all, refused, sent
+from fixtures.event_loops import uvloop
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, all_channels_but
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
@@ -13,14 +14,6 @@ from fixtures.waiting import WAIT_S, aio_wait_until
 from fixtures.worlds import METHODS
 from rpcwheel.call import CallPolicy, DeadlinePolicy, RetryPolicy
 from rpcwheel.interceptors import aio
-
-try:
-    import uvloop
-except ImportError:
-    uvloop = None
-else:
-    uvloop.new_event_loop().close()  # the first one opens a pipe that libuv keeps (signal.c)
-
 
 PATIENT = RetryPolicy(retry_on="UNAVAILABLE", backoff=30.0, retry_budget=None)
 

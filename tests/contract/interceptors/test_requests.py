@@ -14,6 +14,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from fixtures.aio_channels import refused, sent
 from fixtures.clients import SYNC_WAYS, ways
+from fixtures.counted_messages import CountedMessage
 from fixtures.shop import STREAM_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from fixtures.worlds import RETRY
@@ -71,24 +72,12 @@ def test_a_retry_sends_each_message_of_a_stream_that_reuses_one_object(shop, cli
     assert [seen.requests for seen in shop.calls] == [wire, wire]
 
 
-class Copied:
-    """A message that registers its copies."""
-
-    def __init__(self, copies) -> None:
-        self.copies = copies
-
-    def __deepcopy__(self, _):
-        copy = Copied(self.copies)
-        self.copies.add(copy)
-        return copy
-
-
 def test_the_copies_of_requests_are_freed_with_their_call(shop, client):
     """At once, and not by the garbage collector."""
     channel, copies = client.open(retry=RETRY), weakref.WeakSet()
     gc.disable()
     try:
-        client.ask(channel, requests=iter([Copied(copies)]), serializer=lambda _: b"x")
+        client.ask(channel, requests=iter([CountedMessage(copies)]), serializer=lambda _: b"x")
         assert shop.calls[-1].requests == [b"x"]
         assert wait_until(lambda: not copies)
     finally:

@@ -42,12 +42,17 @@ class Connection(sqlite3.Connection):
 
 
 @pytest.fixture
-def connections(monkeypatch):
-    """The connections to files that were opened since: of a journal, first that of its workers."""
+def connections(monkeypatch, path):
+    """The connections to the journal's file that were opened since, first that of its workers.
+
+    Not those to other files: when coverage is measured, its own are opened at any time.
+    """
     connections, connect = [], sqlite3.connect
 
-    def recording(*given, **options):
-        connections.append(connect(*given, **options, factory=Connection))
+    def recording(database, *given, **options):
+        if str(database) != str(path):
+            return connect(database, *given, **options)
+        connections.append(connect(database, *given, **options, factory=Connection))
         return connections[-1]
 
     monkeypatch.setattr(sqlite3, "connect", recording)

@@ -128,9 +128,9 @@ async def test_snapshots_can_be_iterated_until_the_subscription_is_closed(regist
     await registry.register(instance(), wait=WAIT_S)
     await aio_wait_until(lambda: seen == [[], [1]])
     match end:
-        case "subscription":
+        case "the subscription":
             subscription.close()
-        case "registry":
+        case "the registry":
             await registry.close(WAIT_S)
         case _:
             await asyncio.to_thread(subscription.close)

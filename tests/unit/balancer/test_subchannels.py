@@ -420,13 +420,6 @@ def test_a_subset_takes_the_preferred_zone_and_keeps_some_of_another(make_pool):
     assert len(subset(pool, instances[:50])) == 8
 
 
-def test_a_subset_prefers_instances_that_are_up_and_have_a_weight(make_pool):
-    pool = make_pool(subset_size=4)
-    unwanted = [{"weight": 0}, {"status": "DRAINING"}]
-    instances = [at(port, **unwanted[port % 2]) for port in range(1, 50)]
-    assert {98, 99} < subset(pool, [*instances, at(98), at(99)])
-
-
 def test_ring_hash_and_none_use_all_instances(make_pool):
     assert len(subset(make_pool(RingHash("x-user")), MANY[:100])) == 100
     assert len(subset(make_pool(subset_size=None), MANY[:100])) == 100
@@ -701,27 +694,6 @@ def ten(make_pool):
 
 def stale_ports(pool):
     return [one.instance.port for one in pool.subchannels if one.stale]
-
-
-def test_the_first_servers_that_are_back_do_not_get_all_calls(ten, clock):
-    ten.update([])
-    for count in (1, 4):
-        clock.pass_(600)
-        ten.update([at(port) for port in range(1, count + 1)])
-        ten.expire_stale()
-        assert len(stale_ports(ten)) == 10 - count
-    clock.pass_(600)
-    ten.update([at(port) for port in range(1, 8)])
-    clock.pass_(9)
-    ten.expire_stale()
-    assert ten.picked() == {*range(1, 11)}
-    ten.update([at(port) for port in range(1, 9)])
-    clock.pass_(9)
-    ten.expire_stale()
-    assert stale_ports(ten) == [10, 9]
-    clock.pass_(2)
-    ten.expire_stale()
-    assert ten.picked() == {*range(1, 9)}
 
 
 def test_stale_servers_are_removed_after_the_grace_when_they_are_half_of_all(ten, clock):

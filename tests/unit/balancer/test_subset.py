@@ -55,19 +55,3 @@ def test_updates_in_any_order_lead_to_the_subset_of_all_instances(zone, protocol
         last = {one.id: one for one in update}
         assert subset.by_id == last
         assert {one.id for one in subset.chosen()} == expected(subset, last, zone, protocol)
-
-
-def tag_of(instance):
-    return instance.metadata.get("dubbo.tag", "")
-
-
-def test_each_tag_has_a_subset_of_its_own():
-    subset = InstanceSubset(size=SIZE, zone="", protocol="", tag_of=tag_of)
-    metadata = {n: {"dubbo.tag": "blue"} if n < 2 * SIZE else {} for n in range(20 * SIZE)}
-    subset.update(
-        [instance(f"10.0.0.{n}:1").replace(metadata=each) for n, each in metadata.items()]
-    )
-    tags = [tag_of(each) for each in subset.chosen()]
-    assert (tags.count("blue"), tags.count("")) == (SIZE, SIZE)
-    subset.update([])
-    assert subset.chosen() == []

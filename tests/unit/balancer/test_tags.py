@@ -34,33 +34,26 @@ def picked(pool, pairs):
 
 
 @pytest.mark.parametrize(
-    ("pairs", "ports"),
+    ("tag", "pairs", "ports"),
     [
-        (None, {1, 4}),
-        (metadata("blue"), {2}),
-        ((("x", "y"), ("dubbo.tag", b"green")), {3}),
-        (metadata("red"), {1, 4}),  # as there is none
-        (metadata("blue", force="true"), {2}),
-        (metadata("red", force="false"), {1, 4}),
-        (metadata("red", force="TRUE"), {None}),
-        (metadata(force="true"), {1, 4}),
+        ("", None, {1, 4}),
+        ("", metadata("blue"), {2}),
+        ("", (("x", "y"), ("dubbo.tag", b"green")), {3}),
+        ("", metadata("red"), {1, 4}),  # as there is none
+        ("", metadata("blue", force="true"), {2}),
+        ("", metadata("red", force="false"), {1, 4}),
+        ("", metadata("red", force="TRUE"), {None}),
+        ("", metadata(force="true"), {1, 4}),
+        ("blue", None, {2}),
+        ("blue", metadata("green"), {3}),
+        ("blue", metadata("red"), {1, 4}),
+        ("blue", metadata(force="true"), {2}),
     ],
 )
-def test_a_tag_selects_its_servers_or_those_without_a_tag(tagged_pool, pairs, ports):
-    assert picked(tagged_pool(), pairs) == ports
-
-
-@pytest.mark.parametrize(
-    ("pairs", "ports"),
-    [
-        (None, {2}),
-        (metadata("green"), {3}),
-        (metadata("red"), {1, 4}),
-        (metadata(force="true"), {2}),
-    ],
-)
-def test_the_tag_of_a_call_takes_precedence_over_that_of_its_channel(tagged_pool, pairs, ports):
-    assert picked(tagged_pool(tag="blue"), pairs) == ports
+def test_the_tag_of_a_call_or_else_of_its_channel_selects_its_servers_or_those_without_a_tag(
+    tagged_pool, tag, pairs, ports
+):
+    assert picked(tagged_pool(tag=tag), pairs) == ports
 
 
 def test_a_forced_tag_gets_no_server_also_if_none_has_a_tag(tagged_pool):

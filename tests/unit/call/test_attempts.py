@@ -1,4 +1,7 @@
-"""The attempts of a call: events, and what its caller gets in place of a failure."""
+"""The attempts of a call: events, and what its caller gets in place of a failure.
+
+`test_attempts_model.py` compares any sequence of attempts with a reference.
+"""
 
 import pytest
 import tenacity
@@ -15,7 +18,7 @@ from rpcwheel.call.attempts import (
 )
 from rpcwheel.call.config import MethodConfig
 from rpcwheel.call.policy import DefaultResponsePolicy, HedgingPolicy, MethodPolicy
-from rpcwheel.call.retry import RetryBudget
+from rpcwheel.call.retry import RetryBudget, RetryThrottle
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import FailbackFull
 from rpcwheel.events import CallbackFailed, DefaultResponseUsed, RetryScheduled, RetryStopped
@@ -28,10 +31,22 @@ RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=tenacity.wait_fixed(0.25))
 FAILED = AttemptResult("UNAVAILABLE")
 
 
-def begun(*, started_ns=0, hedged=False, **settings):
+def begun(*, started_ns=0, deadline_ns=NEVER, budget=None, hedged=False, **settings):
     """The attempts of a call whose first one was made."""
     config = MethodConfig.from_policy(MethodPolicy(**{"idempotent": True} | settings))
-    return Attempts(M, config, started_ns, NEVER, None, hedged=hedged)
+    return Attempts(M, config, started_ns, deadline_ns, budget, hedged=hedged)
+
+
+def hedged(started_ns=0, deadline_ns=NEVER, budget=None, **settings):
+    """The attempts of a hedged call whose first one was made; the next one is due in a second."""
+    hedging = HedgingPolicy(delay=1.0, **settings)
+    return begun(
+        started_ns=started_ns,
+        deadline_ns=deadline_ns,
+        budget=budget,
+        hedged=True,
+        hedging=hedging,
+    )
 
 
 def fail(attempts, now_ns=0, result=FAILED, **facts):
@@ -75,28 +90,31 @@ def test_an_attempt_that_was_not_sent_ends_the_retries_and_counts_as_none_in_the
 
 
 def test_after_a_hedge_that_was_not_sent_no_other_one_is_made():
-    attempts = begun(hedged=True, hedging=HedgingPolicy(delay=1.0, max_attempts=9))
+    attempts = hedged(max_attempts=9)
     assert isinstance(attempts.next(S), NextAttempt)
     assert fail(attempts, S, AttemptResult("UNAVAILABLE", not_sent=True)) is None
     assert attempts.next_ns == NEVER
     assert isinstance(fail(attempts, 2 * S), Stop)
 
 
-def test_requests_that_cannot_be_sent_again_end_the_call_only_when_its_retry_is_due():
-    attempts = begun(retry=RETRY)
-    assert fail(attempts, S, can_resend=False) == Wait(1_250_000_000)
-    assert isinstance(attempts.next(1_250_000_000, can_resend=False), Stop)
+def test_all_hedges_share_the_deadline_and_none_is_sent_after_it():
+    attempts = hedged(S, 2.5 * S, max_attempts=3)
+    assert attempts.next(2 * S - 1) == Wait(2 * S)
+    assert attempts.next(2 * S) == NextAttempt(2, 2 * S, 2.5 * S)
+    assert attempts.next(2 * S) is None
 
 
-def test_a_hedged_call_is_running_as_long_as_an_attempt_runs():
-    attempts = begun(hedged=True, hedging=HedgingPolicy(delay=1.0, max_attempts=2))
-    assert isinstance(attempts.next(S), NextAttempt)
-    states = []
-    for _ in range(2):
-        attempts.failed()
-        states.append(attempts.state)
-    assert states[0] is State.RUNNING
-    assert states[1] is not State.RUNNING
+def test_the_policy_names_the_codes_after_which_hedging_goes_on():
+    attempts = hedged(non_fatal_codes={"INTERNAL"}, max_attempts=2)
+    assert isinstance(fail(attempts, result=AttemptResult("INTERNAL")), NextAttempt)
+    assert isinstance(fail(hedged(non_fatal_codes=())), Stop)
+
+
+def test_a_refused_hedge_takes_a_token_of_the_throttle():
+    attempts = hedged(budget=RetryThrottle(3, 0.1), max_attempts=4)
+    refused = AttemptResult("RESOURCE_EXHAUSTED", refused=True)
+    assert isinstance(fail(attempts, 5, refused), NextAttempt)
+    assert isinstance(fail(attempts, 5, refused), Stop)  # less than half of the tokens are left
 
 
 def test_the_event_of_a_retry_that_is_refused_has_the_reason(events):
@@ -136,23 +154,6 @@ def test_a_planned_retry_that_is_not_made_has_the_reason_in_its_event(events, fa
     assert attempts.decide_response(S // 4, OSError(), received=False, buffered=True) is None
     assert events[1:] == [RetryStopped(M, 1, "UNAVAILABLE", step.reason)]
     assert reason in step.reason
-
-
-def test_a_hedged_call_whose_timer_was_stopped_waits_for_the_attempts_that_run():
-    attempts = begun(hedging=HedgingPolicy(delay=1.0), hedged=True)
-    assert attempts.next(0) == Wait(S)
-    attempts.timer_stopped()
-    assert attempts.next(2 * S) is None
-    assert isinstance(fail(attempts, 2 * S), Stop)
-
-
-def test_a_call_that_waits_ends_when_its_channel_is_closed():
-    for settings in ({"retry": RETRY}, {"hedging": HedgingPolicy(delay=1.0), "hedged": True}):
-        attempts = begun(**settings)
-        assert not attempts.channel_closed()
-        attempts = begun(**settings)
-        fail(attempts, result=AttemptResult("UNAVAILABLE", pushback_ns=S))
-        assert attempts.channel_closed()
 
 
 # --- What the caller gets in place of a failure ---

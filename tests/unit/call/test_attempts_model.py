@@ -34,7 +34,14 @@ ENDS = [
 """How an attempt fails: its code, whether a server has refused it, and whether that is proven."""
 
 MAX_PUSHBACK = 50
-SELDOM = st.sampled_from([False] * 9 + [True])
+FAILURES = st.tuples(
+    st.sampled_from(ENDS),
+    st.sampled_from([None, None, -1, 0, 7, MAX_PUSHBACK, MAX_PUSHBACK + 1]),
+    st.sampled_from([False] * 6 + [True]),
+    st.booleans(),
+)
+"""How an attempt fails, its pushback, whether it is committed, and whether another server is ready,
+which only counts after a refusal."""
 
 
 class Reference:
@@ -116,17 +123,20 @@ class Reference:
         return not (self.over or self.running or self.undecided or self.planned is None)
 
 
-class AnyCall(RuleBasedStateMachine):
-    """One call, to which anything may happen in any order."""
+CALLS = {
+    "hedged": st.booleans(),
+    "idempotent": st.sampled_from([True, True, False]),
+    "most": st.integers(2, 5),
+    "wait": st.integers(0, 30),
+    "deadline": st.none() | st.integers(1, 120),
+    "tokens": st.sampled_from([None, None, 0, 1, 3]),
+}
 
-    @initialize(
-        hedged=st.booleans(),
-        idempotent=st.booleans(),
-        most=st.integers(2, 5),
-        wait=st.integers(0, 30),
-        deadline=st.none() | st.integers(1, 120),
-        tokens=st.none() | st.integers(0, 3),
-    )
+
+class AnyCall(RuleBasedStateMachine):
+    """Calls one after the other, to each of which anything may happen in any order."""
+
+    @initialize(**CALLS)
     def begin(self, hedged, idempotent, most, wait, deadline, tokens):
         idempotent = idempotent or hedged
         common = {
@@ -151,6 +161,12 @@ class AnyCall(RuleBasedStateMachine):
         self.now = 0
         self.before = State.RUNNING
 
+    @precondition(lambda self: self.reference.over)
+    @rule(**CALLS)
+    def begin_another(self, **call):
+        """Most calls are over soon."""
+        self.begin(**call)
+
     @property
     def runs(self):
         return self.reference.running and not self.reference.over
@@ -160,22 +176,35 @@ class AnyCall(RuleBasedStateMachine):
         self.now += ms
 
     @precondition(lambda self: self.runs)
-    @rule(
-        end=st.sampled_from(ENDS),
-        pushback=st.none() | st.integers(-1, MAX_PUSHBACK + 1),
-        committed=st.sampled_from([False] * 6 + [True]),
-        other=st.booleans(),
-    )
-    def attempt_fails(self, end, pushback, committed, other):
+    @rule(failure=FAILURES)
+    def attempt_fails(self, failure):
+        end, pushback, committed, other = failure
         self.attempts.failed()
         self.reference.running -= 1
         self.reference.undecided += 1
         self.failed.append((end, pushback, committed, end[1] and other))
 
+    @precondition(lambda self: self.runs)
+    @rule(
+        failures=st.lists(FAILURES, min_size=1, max_size=4),
+        ms=st.integers(0, 40),
+        can_resend=st.sampled_from([True] * 5 + [False]),
+    )
+    def attempts_fail(self, failures, ms, can_resend):
+        """Attempts fail one after the other; those that are due later are waited for."""
+        for failure in failures:
+            if not self.runs:
+                return
+            self.attempt_fails(failure)
+            self.decide(can_resend, len(self.failed) - 1)
+            self.the_state_is_that_of_the_reference()
+            self.now = max(self.now + ms, self.reference.planned or 0)
+            self.go_on(can_resend)
+
     @precondition(lambda self: self.failed)
-    @rule(can_resend=st.sampled_from([True] * 5 + [False]), data=st.data())
-    def decide(self, can_resend, data):
-        facts = self.failed.pop(data.draw(st.integers(0, len(self.failed) - 1)))
+    @rule(can_resend=st.sampled_from([True] * 5 + [False]), number=st.integers(0, 9))
+    def decide(self, can_resend, number):
+        facts = self.failed.pop(number % len(self.failed))
         (code, refused, proven), pushback, committed, other = facts
         pushback_ns = None if pushback is None else pushback * MS
         result = AttemptResult(code, None, pushback_ns, committed, refused, proven, other)
@@ -183,7 +212,7 @@ class AnyCall(RuleBasedStateMachine):
         self.reference.decided(self.now, *facts)
         self.go_on(can_resend)
 
-    @rule(can_resend=st.just(True))
+    @rule(can_resend=st.sampled_from([True] * 5 + [False]))
     def go_on(self, can_resend):
         """A timer has fired, perhaps too early, too late or twice."""
         while True:
@@ -197,6 +226,8 @@ class AnyCall(RuleBasedStateMachine):
                     assert step.at_ns <= self.now * MS
                 case Wait(at_ns):
                     assert expected == ("wait", at_ns // MS)
+                    state = State.RUNNING if self.reference.running else State.WAITING
+                    assert self.attempts.state is state
                 case Stop():
                     assert expected == "stop"
                 case None:
@@ -204,10 +235,23 @@ class AnyCall(RuleBasedStateMachine):
             if not isinstance(step, NextAttempt):
                 return
 
-    @precondition(lambda self: self.reference.hedged or self.reference.waits)
-    @rule(happens=SELDOM)
-    def stop_timer(self, happens):
-        if not happens:
+    @rule(what=st.sampled_from([None] * 9 + ["timer", "channel", "end"]))
+    def end(self, what):
+        """Seldom the timer is stopped, or the channel is closed, or the call ends.
+
+        It ends because an attempt has succeeded, its caller has canceled it, or its policies are
+        done.
+        """
+        match what:
+            case "timer":
+                self.stop_timer()
+            case "channel":
+                self.close_channel()
+            case "end":
+                self.end_call()
+
+    def stop_timer(self):
+        if not (self.reference.hedged or self.reference.waits):
             return
         self.attempts.timer_stopped()
         if self.reference.hedged:
@@ -216,22 +260,15 @@ class AnyCall(RuleBasedStateMachine):
             self.reference.stopped = True
         self.go_on(can_resend=True)
 
-    @rule(happens=SELDOM)
-    def close_channel(self, happens):
-        if not happens:
-            return
+    def close_channel(self):
         waits = self.attempts.state is State.WAITING
         assert self.attempts.channel_closed() == waits
         if self.reference.hedged:
             self.reference.close()
         if waits:
-            self.end(happens=True)
+            self.end_call()
 
-    @rule(happens=SELDOM)
-    def end(self, happens):
-        """An attempt has succeeded, the caller has canceled the call, or its policies are done."""
-        if not happens:
-            return
+    def end_call(self):
         self.attempts.ended()
         self.reference.over = True
         assert self.attempts.state is State.ENDED

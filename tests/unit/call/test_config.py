@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpcwheel.call import DeadlinePolicy, RetryPolicy, config
+from rpcwheel.call import DeadlinePolicy, RetryPolicy
 from rpcwheel.call.config import MethodConfig, MethodConfigs
 from rpcwheel.call.failed_calls import default_messages
 from rpcwheel.call.policy import CallPolicy, MethodPolicy
@@ -67,14 +67,6 @@ def test_each_method_has_its_own_configuration_which_is_made_once():
     assert configs.config_for("/shop.Orders/Get").timeout_ns == S
     assert configs.config_for("/shop.Orders/Push").timeout_ns == 2 * S
     assert configs.config_for("/shop.Orders/Get") is configs.config_for("/shop.Orders/Get")
-
-
-def test_a_bounded_number_of_methods_is_cached(monkeypatch):
-    monkeypatch.setattr(config, "MAX_METHODS", 3)
-    configs = MethodConfigs(CallPolicy(timeout=2.0))
-    for number in range(10):
-        assert configs.config_for(f"/made.Up/{number}").timeout_ns == 2_000_000_000
-        assert len(configs._configs) <= 3
 
 
 @pytest.mark.parametrize(

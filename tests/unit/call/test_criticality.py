@@ -1,6 +1,5 @@
 """`current_criticality`, and how a server reads the criticality of a call."""
 
-import asyncio
 import itertools
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from rpcwheel.call import current_criticality
 from rpcwheel.call.criticality import MAX_REPORTED, MAX_VALUE, read_criticality
 from rpcwheel.events import CriticalityUnknown
-from rpcwheel.rpc import CRITICALITY, CRITICALITY_KEY, Criticality
+from rpcwheel.rpc import CRITICALITY_KEY, Criticality
 
 _NUMBERS = itertools.count()
 
@@ -20,18 +19,6 @@ def method():
 
 
 def test_without_a_served_call_there_is_no_criticality():
-    assert current_criticality() is None
-
-
-def test_tasks_inherit_the_criticality():
-    async def read():
-        return current_criticality()
-
-    async def main():
-        CRITICALITY.set(Criticality.SHEDDABLE)
-        return await asyncio.create_task(read())
-
-    assert asyncio.run(main()) is Criticality.SHEDDABLE
     assert current_criticality() is None
 
 

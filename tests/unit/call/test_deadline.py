@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -63,9 +62,3 @@ async def test_a_task_has_the_deadline_of_its_creator_and_may_set_its_own():
         own, seen = await asyncio.create_task(inner())
         assert seen == own < outer
         assert current_deadline() == outer
-
-
-async def test_a_thread_in_a_copy_of_the_context_has_the_deadline():
-    with deadline_scope(100) as deadline, ThreadPoolExecutor(1) as pool:
-        assert await asyncio.to_thread(current_deadline) == deadline
-        assert pool.submit(current_deadline).result() is None

@@ -115,13 +115,6 @@ def test_a_failure_that_is_not_retried_has_a_reason_and_uses_no_budget(settings,
     assert budget.asked == []
 
 
-def test_there_are_max_attempts_attempts_with_ascending_numbers():
-    made = plan(max_attempts=5)
-    steps = [made.after_failure(0, failed()) for _ in range(6)]
-    assert [step.number for step in steps[:4]] == [2, 3, 4, 5]
-    assert steps[4:] == [Stop(NO_ATTEMPTS)] * 2
-
-
 @pytest.mark.parametrize(
     ("now_ns", "wait", "reason"),
     [
@@ -136,12 +129,6 @@ def test_a_backoff_that_reaches_the_deadline_ends_the_call_at_once(now_ns, wait,
     made = plan(S, backoff=tenacity.wait_fixed(wait), budget=budget)
     assert made.after_failure(now_ns, failed()) == Stop(reason)
     assert budget.asked == []
-
-
-def test_a_backoff_that_ends_just_before_the_deadline_is_followed_by_an_attempt():
-    assert plan(S, backoff=tenacity.wait_fixed(0.5)).after_failure(
-        500 * MS - 1, failed()
-    ) == NextAttempt(2, S - 1, S)
 
 
 def test_an_infinite_backoff_ends_the_call_even_without_a_deadline():
@@ -224,17 +211,6 @@ def refused(**more):
     return failed("RESOURCE_EXHAUSTED", **more)
 
 
-@pytest.mark.parametrize("settings", [{}, NOT_PROVEN])
-def test_a_proven_refusal_is_retried_whatever_retry_on_and_idempotent_say(settings):
-    made = plan(max_attempts=4, **settings)
-    assert made.after_failure(S, refused(**PROVEN)) == NextAttempt(2, 1100 * MS, NEVER)
-    step = made.after_failure(2 * S, refused(**PROVEN, pushback_ns=7 * S))
-    assert step == NextAttempt(3, 9 * S, NEVER)
-    step = made.after_failure(9 * S, refused(**PROVEN | OTHER, pushback_ns=7 * S))
-    assert step == NextAttempt(4, 9 * S, NEVER)
-    assert made.after_failure(9 * S, refused(**PROVEN)) == Stop(NO_ATTEMPTS)
-
-
 def test_a_refusal_that_is_not_proven_is_retried_for_idempotent_methods_only():
     assert plan().after_failure(S, refused(**CLAIMED)) == NextAttempt(2, 1100 * MS, NEVER)
     assert plan(**NOT_PROVEN).after_failure(S, refused(**CLAIMED)) == Stop(NOT_NAMED)
@@ -264,18 +240,6 @@ def test_a_refusal_is_not_retried_against_other_rules(deadline_ns, outcome, reas
     assert isinstance(step, Stop)
     assert reason in step.reason
     assert budget.asked == []
-
-
-def test_another_server_is_asked_although_the_pushback_is_too_long():
-    outcome = refused(**PROVEN | OTHER, pushback_ns=301 * S)
-    assert plan(S).after_failure(0, outcome) == NextAttempt(2, 0, S)
-
-
-def test_retries_of_refused_calls_are_in_the_budget():
-    budget = OneRetry()
-    made = plan(budget=budget, **NOT_PROVEN)
-    assert isinstance(made.after_failure(0, refused(**PROVEN)), NextAttempt)
-    assert made.after_failure(0, refused(**PROVEN | OTHER)) == Stop(NO_BUDGET)
 
 
 @pytest.mark.parametrize(

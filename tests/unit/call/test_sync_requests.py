@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
+from fixtures.counted_messages import CountedMessage
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.executor import SHARED_THREADS
 from rpcwheel._grpc.calls import Details
@@ -89,28 +90,16 @@ def test_iterators_that_wait_for_data_do_not_prevent_others_from_being_read():
         assert [read.result() for read in reads] == [[] for _ in streams]
 
 
-class Message:
-    """A message whose copies can be counted."""
-
-    def __init__(self, copies):
-        self.copies = copies
-
-    def __deepcopy__(self, _):
-        copy = Message(self.copies)
-        self.copies.add(copy)
-        return copy
-
-
 def test_a_closed_stream_keeps_no_messages_while_its_iterator_waits(set_limit):
     source, copies = queue.Queue(), weakref.WeakSet()
     requests = RequestStream(from_queue(source), 1000)
-    source.put(Message(copies))
+    source.put(CountedMessage(copies))
     next(requests.for_attempt())
     set_limit("call.failed_calls.READ_TIMEOUT_S", 0.001)
     assert requests.read_rest() is None
     requests.close()
     wait_until(lambda: not copies)
-    source.put(Message(copies))
+    source.put(CountedMessage(copies))
     source.put(None)
     wait_until(lambda: not requests._reading)
     assert not copies

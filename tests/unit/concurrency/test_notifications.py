@@ -1,12 +1,9 @@
 """`NotificationQueue`."""
 
-import threading
-
 import pytest
 
-from fixtures.waiting import WAIT_S
 from rpcwheel._concurrency.notifications import LIMIT, NotificationQueue
-from rpcwheel.events import CallbackFailed, IdleDetectionLimited, add_sink, remove_sink
+from rpcwheel.events import CallbackFailed, IdleDetectionLimited
 
 
 @pytest.fixture
@@ -69,22 +66,3 @@ def test_all_events_of_one_call_are_emitted(queue, jobs, events):
     queue.emit(*[IdleDetectionLimited("many")] * (LIMIT + 1))
     jobs.pop()()
     assert len(events) == LIMIT + 1
-
-
-def test_a_sink_that_hangs_delays_only_its_queue():
-    hangs, goes_on = threading.Event(), threading.Event()
-
-    def hang(_):
-        hangs.set()
-        goes_on.wait(WAIT_S)
-
-    stuck, free, called = NotificationQueue(), NotificationQueue(), threading.Event()
-    add_sink(hang)
-    stuck.emit(IdleDetectionLimited("hangs"))
-    assert hangs.wait(WAIT_S)
-    remove_sink(hang)
-    assert not stuck.wait(0.01)
-    free.call("orders", called.set)
-    assert called.wait(WAIT_S)
-    goes_on.set()
-    assert stuck.wait(WAIT_S)

@@ -10,7 +10,7 @@ from fixtures.timers import cannot_start
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor
-from rpcwheel.events.events import ExecutorRejected, TaskFailed
+from rpcwheel.events.events import ExecutorRejected
 
 
 def test_jobs_run_in_order_one_at_a_time():
@@ -44,18 +44,6 @@ def test_submit_with_first_runs_a_job_before_the_waiting_jobs():
     serial.submit(lambda: seen.append("first"), first=True)
     gate.set()
     assert wait_until(lambda: seen == ["first", "second"])
-
-
-def test_an_exception_of_a_job_is_reported_and_later_jobs_run(events):
-    serial, seen = SerialExecutor(), []
-
-    def fail():
-        raise ZeroDivisionError
-
-    serial.submit(fail)
-    serial.submit(lambda: seen.append(1))
-    assert wait_until(lambda: seen == [1])
-    assert wait_until(lambda: [type(event) for event in events] == [TaskFailed])
 
 
 def test_beyond_the_limit_the_oldest_jobs_are_dropped():

@@ -57,16 +57,6 @@ def test_a_connection_is_idle_after_the_limit_and_not_at_it():
     assert exceeded(activity, 10**6, idle_timeout=None) is None
 
 
-def test_the_begin_and_the_end_of_a_call_restart_all_limits():
-    settings = {"idle_timeout": 10, "read_idle": 10, "write_idle": 10, "close_streams": True}
-    activity = ConnectionActivity(0)
-    activity.user.begin(100 * S, streams=True)
-    assert exceeded(activity, 110, **settings) is None
-    activity.user.end(200 * S, streams=True)
-    assert exceeded(activity, 210, **settings) is None
-    assert exceeded(activity, 211, **settings) is IdleLimit.IDLE
-
-
 def test_max_age_is_exceeded_though_the_connection_is_used():
     activity = ConnectionActivity(0)
     activity.user.begin(60 * S, streams=False)

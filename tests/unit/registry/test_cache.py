@@ -104,11 +104,6 @@ def test_an_instance_is_stale_for_at_most_two_stale_timeouts_of_contact(driver):
 # More than half disappear
 
 
-def test_more_than_half_of_three_instances_that_disappear_are_stale(driver):
-    driver.update("abc").update("a")
-    assert (driver.ids, driver.stale) == ("abc", "bc")
-
-
 def test_instances_that_disappear_within_a_lease_count_together(driver):
     driver.update("abcde").advance_to(1).update("abcd").advance_to(2).update("abc")
     assert driver.ids == "abc"

@@ -10,17 +10,11 @@ import weakref
 
 import pytest
 
+from fixtures.event_loops import uvloop
 from fixtures.forks import holds_in_child
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.telemetry import components
 from rpcwheel.timer import AsyncWheelTimer, TimerStopped, aio
-
-try:
-    import uvloop
-except ImportError:
-    uvloop = None
-else:
-    uvloop.new_event_loop().close()  # the first one opens a pipe that libuv keeps (signal.c)
 
 
 def uvloop_factory():

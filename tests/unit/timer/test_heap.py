@@ -10,27 +10,14 @@ from typing import Any
 
 import pytest
 
+from fixtures.timers import MS, PURE, start
+from rpcwheel.durations import NEVER
 from rpcwheel.timer import _heap
-from rpcwheel.timer.queue import load_form
-
-PURE = load_form("pure")
-MS = 1_000_000
-NEVER = (1 << 63) - 1
 
 
 @pytest.fixture
 def queue() -> Any:
     return PURE.DeadlineHeap()
-
-
-def start(queue: Any, at_ms: int) -> Any:
-    """Start a timeout; the clock is at 0."""
-    timeout = PURE.Timeout()
-    timeout._task = print
-    timeout._deadline_ns = at_ms * MS
-    timeout._timer_state = PURE.TimerState(queue, lambda: None, True)
-    assert queue.schedule(timeout)
-    return timeout
 
 
 def size(queue: Any) -> int:

@@ -8,13 +8,11 @@ import sys
 
 import pytest
 
+from fixtures.timers import MS, PURE, make_timeout, start
+from rpcwheel.durations import NEVER
 from rpcwheel.errors import TooManyTimeouts
 from rpcwheel.timer import _heap, _sparse
-from rpcwheel.timer.queue import load_form
 
-PURE = load_form("pure")
-MS = 1_000_000
-NEVER = (1 << 63) - 1
 QUEUES = {
     "hierarchical": lambda: PURE.HierarchicalWheel(0.001),
     "sparse": lambda: PURE.SparseWheel(0.001),
@@ -157,20 +155,6 @@ def test_no_timeout_is_lost_wherever_threads_switch(monkeypatch, make, work, pop
 # --- Of `SparseWheel`, which creates and removes slots ---
 
 
-def new(queue, at_ms):
-    timeout = PURE.Timeout()
-    timeout._task = print
-    timeout._deadline_ns = at_ms * MS
-    timeout._timer_state = PURE.TimerState(queue, lambda: None, True)
-    return timeout
-
-
-def put(queue, at_ms):
-    timeout = new(queue, at_ms)
-    assert queue.schedule(timeout)
-    return timeout
-
-
 class Look(dict):
     """A dict that calls a function right after the next lookup or iteration."""
 
@@ -194,15 +178,15 @@ class Look(dict):
 @pytest.mark.parametrize("used_again", [False, True])
 def test_a_slot_removed_by_another_thread_is_not_removed_again(used_again):
     queue = PURE.SparseWheel(0.001)
-    put(queue, 20).cancel()
+    start(queue, 20).cancel()
     forget, came = queue._forget, []
 
     def forget_late(tick, slot):
         queue._forget = forget
         forget(tick, slot)
         if used_again:
-            other = put(queue, 90)  # in this slot
-            came.append(put(queue, 20))
+            other = start(queue, 90)  # in this slot
+            came.append(start(queue, 20))
             other.cancel()
         forget(tick, slot)
 
@@ -215,8 +199,8 @@ def test_a_slot_removed_by_another_thread_is_not_removed_again(used_again):
 def test_each_slot_is_used_or_unused_after_two_threads_added_a_tick():
     queue = PURE.SparseWheel(0.001)
     queue._by_tick = look = Look()
-    look.function = lambda: put(queue, 20)
-    put(queue, 20)
+    look.function = lambda: start(queue, 20)
+    start(queue, 20)
     queue.check()
     assert sorted([*look.values(), *queue._unused]) == list(range(1, len(queue._tick_of)))
     assert len(queue.advance(20 * MS)) == 2
@@ -224,9 +208,9 @@ def test_each_slot_is_used_or_unused_after_two_threads_added_a_tick():
 
 def test_the_heap_of_ticks_is_sorted_again_only_if_it_lacks_ticks_or_has_many_more():
     queue = PURE.SparseWheel(0.001)
-    put(queue, 20)
+    start(queue, 20)
     heap = queue._ticks
-    put(queue, 30).cancel()
+    start(queue, 30).cancel()
     assert queue.next_wake() == 20 * MS
     assert queue._ticks is heap
 
@@ -234,13 +218,13 @@ def test_the_heap_of_ticks_is_sorted_again_only_if_it_lacks_ticks_or_has_many_mo
 def test_no_tick_is_lost_when_the_heap_of_ticks_is_rebuilt():
     """Another thread adds a slot while the ticks are collected, and removes one."""
     queue = PURE.SparseWheel(0.001)
-    put(queue, 5000)
-    put(queue, 9000).cancel()
+    start(queue, 5000)
+    start(queue, 9000).cancel()
     queue._by_tick = look = Look(queue._by_tick)
     queue._ticks.clear()  # fewer than slots: the heap will be rebuilt
     came = []
 
-    look.call_after_iteration = lambda: came.append(put(queue, 20))  # which removes 9000
+    look.call_after_iteration = lambda: came.append(start(queue, 20))  # which removes 9000
     queue.next_wake()
     assert queue.next_wake() == 20 * MS
     queue.check()
@@ -250,11 +234,11 @@ def test_no_tick_is_lost_when_the_heap_of_ticks_is_rebuilt():
 def test_an_earlier_tick_added_while_an_unused_one_is_removed_is_kept():
     queue = PURE.SparseWheel(0.001)
     queue._by_tick = look = Look(queue._by_tick)
-    put(queue, 20).cancel()
+    start(queue, 20).cancel()
     queue._forget(20, queue._by_tick[20])  # by another thread
-    put(queue, 90)
+    start(queue, 90)
     came = []
-    look.function = lambda: came.append(put(queue, 10))
+    look.function = lambda: came.append(start(queue, 10))
     assert queue.next_wake() == 10 * MS
     queue.check()
     assert queue.advance(10 * MS) == came
@@ -263,20 +247,20 @@ def test_an_earlier_tick_added_while_an_unused_one_is_removed_is_kept():
 def test_a_timeout_in_a_slot_whose_tick_is_not_yet_in_the_heap_is_found(monkeypatch):
     """The thread that added the slot is slow, and its timeout is refused, so it wakes no timer."""
     queue = PURE.SparseWheel(0.001)
-    put(queue, 5000)
-    put(queue, 9000).cancel()  # its tick outlives its slot, so that ticks are no fewer than slots
+    start(queue, 5000)
+    start(queue, 9000).cancel()  # its tick outlives its slot, so that ticks are no fewer than slots
     push, came, wakes = _sparse.heappush, [], []
 
     def push_late(ticks, tick):
         if not wakes:
             wakes.append(0)
-            came.append(put(queue, 20))
+            came.append(start(queue, 20))
             wakes[0] = queue.next_wake()
         push(ticks, tick)
 
     monkeypatch.setattr(_sparse, "heappush", push_late)
     queue.limit(2)
-    assert not queue.schedule(new(queue, 20))
+    assert not queue.schedule(make_timeout(PURE, queue, 20 * MS))
     assert wakes == [20 * MS]
     queue.check()
     assert queue.advance(50 * MS) == came
@@ -285,8 +269,8 @@ def test_a_timeout_in_a_slot_whose_tick_is_not_yet_in_the_heap_is_found(monkeypa
 def test_a_slot_that_is_removed_and_used_again_for_its_tick_is_in_the_heap(monkeypatch):
     """It happens after the first thread has added the tick to the heap."""
     queue = PURE.SparseWheel(0.001)
-    put(queue, 5000)
-    put(queue, 9000).cancel()
+    start(queue, 5000)
+    start(queue, 9000).cancel()
     queue._forget(9000, queue._by_tick[9000])  # the heap has more ticks than there are slots
     push, waiting, came = _sparse.heappush, [None], []
 
@@ -299,7 +283,7 @@ def test_a_slot_that_is_removed_and_used_again_for_its_tick_is_in_the_heap(monke
             queue._new_slot(20)  # by a third thread, which has not yet added the tick
 
     monkeypatch.setattr(_sparse, "heappush", push_early)
-    came.append(put(queue, 20))
+    came.append(start(queue, 20))
     assert queue.next_wake() == 20 * MS
     queue.check()
     assert queue.advance(20 * MS) == came
@@ -309,9 +293,9 @@ def test_one_pop_moves_at_most_a_bounded_number_of_timeouts():
     wheel, put_off = PURE.HierarchicalWheel(0.001), PURE.SparseWheel(0.001)
     one_level = PURE.HierarchicalWheel(0.001)
     for _ in range(2000):
-        put(wheel, 400_000)
-        put_off.reschedule(put(put_off, 1000), 5000 * MS)
-        one_level.reschedule(put(one_level, 20), 50 * MS)
+        start(wheel, 400_000)
+        put_off.reschedule(start(put_off, 1000), 5000 * MS)
+        one_level.reschedule(start(one_level, 20), 50 * MS)
     for queue, now in ((wheel, 400_000 * MS), (put_off, 1000 * MS), (one_level, 20 * MS)):
         moved = []
         while len(queue) and queue.next_wake() <= now:
@@ -324,7 +308,7 @@ def test_one_pop_moves_at_most_a_bounded_number_of_timeouts():
 
 def test_one_pop_passes_by_at_most_a_bounded_number_of_timeouts():
     queue = PURE.HashedWheel(0.001, slots=4)
-    due, *later = (put(queue, at_ms) for at_ms in (2, *[6] * 1000))  # one slot
+    due, *later = (start(queue, at_ms) for at_ms in (2, *[6] * 1000))  # one slot
     assert queue.pop(2 * MS) is due
     assert queue.pop(2 * MS) is None
     assert queue._mark._next is later[256]
@@ -333,12 +317,12 @@ def test_one_pop_passes_by_at_most_a_bounded_number_of_timeouts():
 
 def test_an_empty_slot_of_a_ring_is_looked_at_once():
     queue = PURE.HashedWheel(0.001, slots=4)
-    put(queue, 2).cancel()
+    start(queue, 2).cancel()
     assert queue.next_wake() == NEVER
     assert not any(queue._occupied)
 
 
 def test_a_timeout_whose_timer_is_gone_can_be_rescheduled():
-    timeout = put(PURE.SparseWheel(0.001), 20)
+    timeout = start(PURE.SparseWheel(0.001), 20)
     assert timeout.timer is None
     assert timeout.reschedule(0.001)

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
+from fixtures.timers import make_timeout
 from rpcwheel.durations import MAX_NS, NEVER
 from rpcwheel.timer.queue import Form, load_form
 
@@ -42,15 +43,6 @@ def make_queue(form: Form, kind: str, tick_ns: int = 1_000_000, slots: int = 8) 
     if kind == "HashedWheel":
         return form.HashedWheel(tick, slots)
     return getattr(form, kind)(tick)
-
-
-def make_timeout(form: Form, queue: Any, deadline_ns: int, task: object = print) -> Any:
-    """Make a timeout as `new_timeout` does, with a given deadline."""
-    timeout = form.Timeout()
-    timeout._task = task
-    timeout._deadline_ns = deadline_ns
-    timeout._timer_state = form.TimerState(queue, lambda: None, True)
-    return timeout
 
 
 @dataclass(eq=False)
