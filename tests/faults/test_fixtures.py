@@ -5,15 +5,17 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from fixtures.engine_etcd import EtcdEngine
 from fixtures.engines import engine_fixture
-from fixtures.proxy import TO_CLIENT, TO_SERVER, open_proxy  # noqa: F401 - a fixture
+from fixtures.listeners import listen
+from fixtures.proxy import TO_CLIENT, TO_SERVER, open_proxy
 from fixtures.waiting import WAIT_S, wait_until
+
+__all__ = ["listen", "open_proxy"]
 
 # Engines
 
@@ -75,50 +77,29 @@ def has_ended(pid):
 # The proxy
 
 
-class Echo:
+@pytest.fixture
+def ended():
+    """How the connections to `echo` have ended."""
+    return []
+
+
+@pytest.fixture
+def echo(listen, ended):
     """Answers each connection with its own bytes, until that ends."""
 
-    def __init__(self):
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.target = f"127.0.0.1:{self._server.getsockname()[1]}"
-        self.ended = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+    def talk(sock):
+        try:
+            while piece := sock.recv(65536):
+                sock.sendall(piece)
+            ended.append("FIN")
+        except ConnectionResetError:
+            ended.append("RST")
 
-    def close(self):
-        self._server.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(WAIT_S)
-        self._server.close()
-
-    def _accept(self):
-        while True:
-            try:
-                sock, _ = self._server.accept()
-            except OSError:
-                return
-            self._threads.append(threading.Thread(target=self._serve, args=(sock,)))
-            self._threads[-1].start()
-
-    def _serve(self, sock):
-        with sock:
-            try:
-                while piece := sock.recv(65536):
-                    sock.sendall(piece)
-                self.ended.append("FIN")
-            except ConnectionResetError:
-                self.ended.append("RST")
+    return listen(talk)
 
 
 @pytest.fixture
-def echo():
-    started = Echo()
-    yield started
-    started.close()
-
-
-@pytest.fixture
-def proxy(echo, open_proxy):  # noqa: F811
+def proxy(echo, open_proxy):
     return open_proxy(echo.target)
 
 
@@ -155,20 +136,20 @@ def test_a_half_open_connection_passes_on_the_other_direction(proxy, connect, di
             assert receiver.recv(10) == b"passed"
 
 
-def test_a_reset_is_seen_as_one_on_both_sides(proxy, connect, echo):
+def test_a_reset_is_seen_as_one_on_both_sides(proxy, connect, ended):
     sock = connect()
     assert ask(sock) == b"x"
     proxy.reset()
     with pytest.raises(ConnectionResetError):
         sock.recv(1)
-    assert wait_until(lambda: echo.ended == ["RST"])
+    assert wait_until(lambda: ended == ["RST"])
     assert wait_until(lambda: proxy.connections == 0)
     assert ask(connect()) == b"x"
 
 
-def test_a_drop_is_seen_as_an_end_on_both_sides(proxy, connect, echo):
+def test_a_drop_is_seen_as_an_end_on_both_sides(proxy, connect, ended):
     sock = connect()
     assert ask(sock) == b"x"
     proxy.drop()
     assert sock.recv(1) == b""
-    assert wait_until(lambda: echo.ended == ["FIN"])
+    assert wait_until(lambda: ended == ["FIN"])

@@ -7,9 +7,7 @@ import asyncio
 import contextlib
 import json
 import logging
-import socket
 import sqlite3
-import threading
 from urllib.parse import quote_plus
 
 import grpc
@@ -20,6 +18,7 @@ from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_redis import RedisEngine
 from fixtures.engine_zookeeper import DubboEngine, ZookeeperEngine
 from fixtures.fault_worlds import KINDS, running
+from fixtures.listeners import listen, says, silent
 from fixtures.ports import free_port
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
@@ -28,6 +27,8 @@ from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.errors import NotPublished, RegistryRefused, RegistryUnavailable
 from rpcwheel.events import RecordSkipped
 from rpcwheel.registry import ServiceInstance
+
+__all__ = ["listen"]
 
 POLICY = RegistryPolicy(lease_ttl=60.0, timeout=WAIT_S / 2, snapshot=False)
 """To check a password costs an engine a while, on purpose."""
@@ -127,60 +128,33 @@ async def test_wrong_credentials_are_reported_at_once_and_valid_ones_still_work(
 # Nothing listens
 
 
-@contextlib.contextmanager
-def closed_port():
-    yield free_port()
-
-
-@contextlib.contextmanager
-def mute():
-    """Takes connections, and says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield listening.getsockname()[1]
-
-
-@contextlib.contextmanager
-def stranger():
-    """Answers everything in words of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        ended = threading.Thread(target=babble, args=(listening,), daemon=True)
-        ended.start()
-        yield listening.getsockname()[1]
-        listening.shutdown(socket.SHUT_RDWR)
-        ended.join(WAIT_S)
-
-
-def babble(listening):
-    with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
-        while True:
-            connection = opened.enter_context(listening.accept()[0])
-            with contextlib.suppress(OSError):
-                connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n" * 9)
+STRANGER = says(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n" * 9)
+"""Answers everything in words of its own."""
 
 
 @pytest.mark.parametrize(
-    ("scheme", "who"),
-    [("etcd", mute), ("etcd", stranger), ("zookeeper", closed_port), ("redis", stranger)],
+    ("scheme", "talk"),
+    [("etcd", silent), ("etcd", STRANGER), ("zookeeper", None), ("redis", STRANGER)],
 )
-async def test_each_error_of_a_missing_engine_names_its_address(scheme, who):
-    with who() as port:
-        url = f"{scheme}://127.0.0.1:{port}"
-        with open_registry(url, registry_policy=IMPATIENT) as registry:
-            registration = registry.register(ONE)
-            with registry.subscribe(SERVICE) as known:
-                with pytest.raises(RegistryUnavailable, match=f"127.0.0.1:{port}"):
-                    registry.lookup("shop.Stock")
-                with pytest.raises(NotPublished, match=f"127.0.0.1:{port}"):
-                    known.wait(0.1)
-                assert known.snapshot is None
-            with pytest.raises(NotPublished, match=f"127.0.0.1:{port}") as late:
-                registry.register(ONE, wait=0.1)
-            assert wait_until(lambda: isinstance(registration.error, RegistryUnavailable))
-            assert registration.state == "PENDING"
-            assert not registry.up
-            address = f"127.0.0.1:{port}"
-            await refusals(f"{url}/{SERVICE}", BalancerPolicy(pick_timeout=0.1), address, IMPATIENT)
-        assert late.value.__cause__ is None or isinstance(late.value.__cause__, RegistryUnavailable)
+async def test_each_error_of_a_missing_engine_names_its_address(scheme, talk, listen):
+    port = listen(talk).port if talk else free_port()
+    url = f"{scheme}://127.0.0.1:{port}"
+    with open_registry(url, registry_policy=IMPATIENT) as registry:
+        registration = registry.register(ONE)
+        with registry.subscribe(SERVICE) as known:
+            with pytest.raises(RegistryUnavailable, match=f"127.0.0.1:{port}"):
+                registry.lookup("shop.Stock")
+            with pytest.raises(NotPublished, match=f"127.0.0.1:{port}"):
+                known.wait(0.1)
+            assert known.snapshot is None
+        with pytest.raises(NotPublished, match=f"127.0.0.1:{port}") as late:
+            registry.register(ONE, wait=0.1)
+        assert wait_until(lambda: isinstance(registration.error, RegistryUnavailable))
+        assert registration.state == "PENDING"
+        assert not registry.up
+        address = f"127.0.0.1:{port}"
+        await refusals(f"{url}/{SERVICE}", BalancerPolicy(pick_timeout=0.1), address, IMPATIENT)
+    assert late.value.__cause__ is None or isinstance(late.value.__cause__, RegistryUnavailable)
 
 
 # Foreign records

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import socket
-import threading
 
 import pytest
 from kazoo.security import make_acl, make_digest_acl
@@ -18,6 +16,7 @@ from fixtures.engine_watchers import (
 )
 from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.engines import engine_fixture
+from fixtures.listeners import listen
 from fixtures.ports import free_port
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
@@ -29,7 +28,7 @@ from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
 from rpcwheel.registry.backends.zookeeper_nodes import FULL_EVERY
 
-__all__ = ["namespace", "opened", "tls_files"]
+__all__ = ["listen", "namespace", "opened", "tls_files"]
 
 zookeeper = engine_fixture(ZookeeperEngine)
 A, B = instance(1), instance(2)
@@ -170,10 +169,8 @@ def test_a_renewal_notices_nodes_that_vanish_or_are_replaced_after_one_before(
 
 
 def _received(engine) -> int:
-    with socket.create_connection(("127.0.0.1", engine.port), WAIT_S) as connection:
-        connection.sendall(b"srvr")
-        said = b"".join(iter(lambda: connection.recv(4096), b"")).decode()
-    return int(next(line for line in said.splitlines() if "Received" in line).split()[1])
+    lines = engine.status().splitlines()
+    return int(next(line for line in lines if "Received" in line).split()[1])
 
 
 def test_two_registries_of_one_process_have_separate_sessions(zookeeper, opened, namespace):
@@ -266,24 +263,12 @@ def test_an_error_says_that_the_connection_was_refused(opened):
     assert wait_until(lambda: "refused" in error_of(backend))
 
 
-def test_a_server_that_is_no_zookeeper_is_unavailable(opened):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=_talk_nonsense, args=(server,), daemon=True).start()
-        backend = opened(f"zookeeper://127.0.0.1:{server.getsockname()[1]}", timeout=0.5)
-        with pytest.raises(RegistryUnavailable):
-            backend.lookup(A.service)
-        backend.close()
-        server.shutdown(socket.SHUT_RDWR)
-
-
-def _talk_nonsense(server) -> None:
-    try:
-        while True:
-            connection, _ = server.accept()
-            with connection:
-                connection.sendall(b"\0\0\0\x05HTTP/1.1 400 Bad Request\r\n\r\n" * 10)
-    except OSError:
-        return
+def test_a_server_that_is_no_zookeeper_is_unavailable(listen, opened):
+    nonsense = b"\0\0\0\x05HTTP/1.1 400 Bad Request\r\n\r\n" * 10
+    listener = listen(lambda sock: sock.sendall(nonsense))
+    backend = opened(f"zookeeper://127.0.0.1:{listener.port}", timeout=0.5)
+    with pytest.raises(RegistryUnavailable):
+        backend.lookup(A.service)
 
 
 def test_a_bad_url_is_refused_at_once():

@@ -3,10 +3,8 @@
 import random
 import socket
 import struct
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 
 import pytest
 from kazoo.exceptions import NoNodeError
@@ -22,10 +20,11 @@ from fixtures.engine_watchers import (
 )
 from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.engines import engine_fixture
+from fixtures.listeners import listen, silent
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryUnavailable
 
-__all__ = ["opened"]
+__all__ = ["listen", "opened"]
 
 zookeeper = engine_fixture(ZookeeperEngine)
 A, B = instance(1), instance(2)
@@ -89,62 +88,50 @@ def test_after_a_wipe_renew_reports_all_and_they_can_be_published_again(zookeepe
     assert watcher.sees(A, B)
 
 
-def test_after_a_server_has_closed_the_connection_the_client_sends_zxid_0(zookeeper, opened):
+def test_after_a_server_has_closed_the_connection_the_client_sends_zxid_0(
+    zookeeper, opened, listen
+):
     proxy = zookeeper.proxy()
-    with _server_without_answers() as (port, offers):
-        url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
-        backend = opened(url, lease=60)
-        in_the_end(lambda: backend.publish([A]))
-        assert in_the_end(lambda: backend.renew([A])) == {}
-        offers.clear()
-        proxy.close()
-        assert wait_until(lambda: len(offers) > 2)
-        first, *others = offers
-        assert first > 0
-        assert set(others) == {0}
+    port, offers = _server_without_answers(listen)
+    url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
+    backend = opened(url, lease=60)
+    in_the_end(lambda: backend.publish([A]))
+    assert in_the_end(lambda: backend.renew([A])) == {}
+    offers.clear()
+    proxy.close()
+    assert wait_until(lambda: len(offers) > 2)
+    first, *others = offers
+    assert first > 0
+    assert set(others) == {0}
 
 
-def test_a_silent_server_is_given_twice_as_long_each_time(zookeeper, opened):
+def test_a_silent_server_is_given_twice_as_long_each_time(zookeeper, opened, listen):
     proxy = zookeeper.proxy()
-    with _server_without_answers(hangs_up=False) as (port, offers):
-        url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
-        backend = opened(url, lease=60, timeout=0.3)
-        in_the_end(lambda: backend.publish([A]))
-        offers.clear()
-        proxy.close()
-        assert wait_until(lambda: backend._session._handler._answer_timeout_s >= 4 * 0.3)
-        assert wait_until(lambda: len(offers) > 2)
-        first, *others = offers[:3]
-        assert first > 0
-        assert set(others) == {first}
+    port, offers = _server_without_answers(listen, hangs_up=False)
+    url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
+    backend = opened(url, lease=60, timeout=0.3)
+    in_the_end(lambda: backend.publish([A]))
+    offers.clear()
+    proxy.close()
+    assert wait_until(lambda: backend._session._handler._answer_timeout_s >= 4 * 0.3)
+    assert wait_until(lambda: len(offers) > 2)
+    first, *others = offers[:3]
+    assert first > 0
+    assert set(others) == {first}
 
 
-@contextmanager
-def _server_without_answers(*, hangs_up: bool = True) -> Iterator[tuple[int, list[int]]]:
-    """A server that answers no connection; gives its port, and the zxids that clients offer."""
+def _server_without_answers(listen, *, hangs_up: bool = True) -> tuple[int, list[int]]:
+    """A server that answers no connection; its port, and the zxids that clients offer."""
     offers: list[int] = []
 
-    def listen() -> None:
-        with ExitStack() as kept:
-            while True:
-                try:
-                    connection = kept.enter_context(server.accept()[0])
-                except OSError:
-                    return
-                request = connection.recv(16, socket.MSG_WAITALL)
-                if len(request) == 16:
-                    offers.append(struct.unpack(">iiq", request)[2])
-                if hangs_up:
-                    connection.close()
+    def talk(sock: socket.socket) -> None:
+        request = sock.recv(16, socket.MSG_WAITALL)
+        if len(request) == 16:
+            offers.append(struct.unpack(">iiq", request)[2])
+        if not hangs_up:
+            silent(sock)
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=listen, daemon=True)
-        thread.start()
-        try:
-            yield server.getsockname()[1], offers
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join()
+    return listen(talk).port, offers
 
 
 def test_a_connection_without_an_answer_is_replaced_after_the_timeout(zookeeper, opened):
