@@ -1,4 +1,4 @@
-"""ZooKeeper without faults: nodes, nodes of others, watches, logins and URLs."""
+"""ZooKeeper without faults: nodes, nodes of others, watches and logins."""
 
 import json
 import logging
@@ -8,7 +8,6 @@ from kazoo.security import make_acl, make_digest_acl
 
 from fixtures.engine_watchers import (
     RecordingWatcher,
-    error_of,
     instance,
     namespace,
     opened,
@@ -20,12 +19,9 @@ from fixtures.listeners import listen
 from fixtures.ports import free_port
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
-    ConfigurationError,
     RegistryRefused,
     RegistryUnavailable,
 )
-from rpcwheel.registry.backend import Settings
-from rpcwheel.registry.backends import open_backend
 from rpcwheel.registry.backends.zookeeper_nodes import FULL_EVERY
 
 __all__ = ["listen", "namespace", "opened", "tls_files"]
@@ -44,16 +40,6 @@ def test_an_instance_is_an_ephemeral_node_of_json(zookeeper, opened, namespace):
     assert json.loads(data)["host"] == "10.0.0.1"
     assert stat.ephemeralOwner
     assert data == A.encoded()
-
-
-def test_ids_survive_the_encoding_of_node_names(zookeeper, opened, namespace):
-    backend = opened(zookeeper.url(namespace=namespace))
-    odd = [instance(id=name) for name in (".", "..", "a%b", "%2E", "ünü", "\x80", "[::1]:1")]
-    backend.publish(odd)
-    assert backend.lookup(A.service).records == {one.id: one.encoded() for one in odd}
-    assert backend.renew(odd) == {}
-    backend.withdraw(odd)
-    assert backend.lookup(A.service).records == {}
 
 
 def test_nodes_of_others_are_returned_unchanged_beside_ours(zookeeper, opened, namespace):
@@ -173,17 +159,7 @@ def _received(engine) -> int:
     return int(next(line for line in lines if "Received" in line).split()[1])
 
 
-def test_two_registries_of_one_process_have_separate_sessions(zookeeper, opened, namespace):
-    first, second = (opened(zookeeper.url(namespace=namespace)) for _ in "12")
-    first.publish([A])
-    second.publish([A])
-    assert first.renew([A]) == {A.key: "missing"}
-    first.close()
-    assert second.renew([A]) == {}
-    assert second.lookup(A.service).records == {A.id: A.encoded()}
-
-
-# Logins and URLs
+# Logins
 
 
 def test_nodes_created_with_credentials_cannot_be_read_without_them(
@@ -235,32 +211,11 @@ def test_a_watch_without_read_permission_is_suspect(zookeeper, opened, namespace
     assert not watcher.views
 
 
-def test_tls_with_certificates_on_both_sides(opened, tls_files):
-    if reason := ZookeeperEngine.available():
-        pytest.skip(reason)
-    root, chain, key = map(str, tls_files)
-    with ZookeeperEngine(tls=tls_files) as engine:
-        backend = opened(engine.url(tls="true", ca=root, cert=chain, key=key))
-        backend.publish([A])
-        assert backend.lookup(A.service).records
-        for url in (engine.url(tls="true"), engine.url(tls="true", ca=root)):
-            with pytest.raises(RegistryRefused, match=r"(?i)certificate"):
-                opened(url).lookup(A.service)
-        with pytest.raises(RegistryUnavailable):
-            opened(engine.url(), timeout=0.3).lookup(A.service)
-        backend.close()
-
-
 def test_one_of_several_hosts_is_enough(zookeeper, opened):
     url = zookeeper.url().replace("//", f"//127.0.0.1:{free_port()},")
     backend = opened(url, timeout=WAIT_S)
     backend.publish([A])
     assert backend.renew([A]) == {}
-
-
-def test_an_error_says_that_the_connection_was_refused(opened):
-    backend = opened(f"zookeeper://127.0.0.1:{free_port()}", timeout=0.3)
-    assert wait_until(lambda: "refused" in error_of(backend))
 
 
 def test_a_server_that_is_no_zookeeper_is_unavailable(listen, opened):
@@ -269,21 +224,6 @@ def test_a_server_that_is_no_zookeeper_is_unavailable(listen, opened):
     backend = opened(f"zookeeper://127.0.0.1:{listener.port}", timeout=0.5)
     with pytest.raises(RegistryUnavailable):
         backend.lookup(A.service)
-
-
-def test_a_bad_url_is_refused_at_once():
-    refused_urls = {
-        "zookeeper://": "the host is missing",
-        "zookeeper://ann@127.0.0.1": "user:password",
-        "zookeeper://127.0.0.1?namespace=zookeeper": "ZooKeeper's own",
-        "zookeeper://127.0.0.1?tsl=true": "did you mean 'tls'",
-        "zookeeper://127.0.0.1?ca=root.pem": "add tls=true",
-        "zookeepers://127.0.0.1?cert=x.pem": "cert and key go together",
-        "zookeepers://127.0.0.1?ca=nowhere.pem": "can't be used",
-    }
-    for url, said in refused_urls.items():
-        with pytest.raises(ConfigurationError, match=said):
-            open_backend(url, Settings(2.0, 1.0))
 
 
 # Closing
