@@ -9,8 +9,6 @@ import contextlib
 import gc
 import json
 import socket
-import subprocess
-import sys
 import time
 import weakref
 
@@ -21,6 +19,7 @@ from fixtures.certificates import made
 from fixtures.grpc_servers import IMPATIENT, GrpcServer, unary_service
 from fixtures.grpcio import since
 from fixtures.ports import has_ipv6
+from fixtures.programs import run_program
 from fixtures.shop import FOR_EVER, STREAM_UNARY, UNARY_UNARY, Hang
 from fixtures.small_servers import METHOD, serving
 from fixtures.waiting import WAIT_S, wait_until
@@ -257,21 +256,14 @@ with serving(grpc.unary_unary_rpc_method_handler(gate)) as target:
 """
 
 
-def test_a_callback_that_raises_stops_the_thread_of_its_channel(pytestconfig):
+def test_a_callback_that_raises_stops_the_thread_of_its_channel():
     """Callbacks that rpcwheel gives to gRPC hand the work to an executor.
 
     A `functools.partial` is caught; with any other callable, gRPC's handler itself fails on
     `callback.func`. This runs in a separate process, because the channel cannot even be closed.
     """
-    run = subprocess.run(
-        [sys.executable, "-c", SPIN],
-        cwd=pytestconfig.rootpath / "tests",
-        capture_output=True,
-        text=True,
-        timeout=3 * WAIT_S,
-        check=False,
-    )
-    assert run.stdout.splitlines() == ["spin thread: dead", "next call: hangs"], run.stderr
+    output, errors = run_program(SPIN)
+    assert output.splitlines() == ["spin thread: dead", "next call: hangs"], errors
 
 
 def test_a_host_named_like_a_scheme_is_read_as_a_scheme(tmp_path, monkeypatch):
@@ -409,17 +401,10 @@ for value, wait_s in (("5", 20), (5, 0.5)):
 """
 
 
-def test_wrong_metadata_leaves_the_connection_of_a_closed_channel_open(shop, pytestconfig):
+def test_wrong_metadata_leaves_the_connection_of_a_closed_channel_open(shop):
     """In a process of its own: the connection stays until that ends."""
-    run = subprocess.run(
-        [sys.executable, "-c", WRONG_METADATA, shop.target],
-        cwd=pytestconfig.rootpath / "tests",
-        capture_output=True,
-        text=True,
-        timeout=3 * WAIT_S,
-        check=False,
-    )
-    assert run.stdout.splitlines() == ["False", "True"], run.stderr
+    output, errors = run_program(WRONG_METADATA, shop.target)
+    assert output.splitlines() == ["False", "True"], errors
 
 
 class WallClock:
