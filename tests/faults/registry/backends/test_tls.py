@@ -22,9 +22,12 @@ def test_both_sides_check_certificates(opened, tls_files, tmp_path, kind):
     with kind(tls=tls_files) as engine:
         watcher = RecordingWatcher()
         by_scheme = engine.url(ca=root, **own).replace("://", "s://")
-        opened(by_scheme).watch(SERVICE, watcher)
-        opened(engine.url(tls="true", ca=root, **own)).publish([instance()])
+        watching, publishing = opened(by_scheme), opened(engine.url(tls="true", ca=root, **own))
+        watching.watch(SERVICE, watcher)
+        publishing.publish([instance()])
         assert watcher.sees(instance())
+        for backend in (watching, publishing):  # or they would connect again when the engine ends
+            backend.close()
         for url in (engine.url(tls="true"), engine.url(tls="true", ca=str(other), **own)):
             with pytest.raises(RegistryRefused, match=r"the root that signed it: \?ca=") as refused:
                 opened(url).lookup(SERVICE)
