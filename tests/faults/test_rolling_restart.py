@@ -19,6 +19,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from ruamel.yaml import YAML
 
 import rpcwheel
+from fixtures.fault_worlds import Load
 from fixtures.ports import free_port
 from fixtures.waiting import START_S, WAIT_S, wait_until
 from rpcwheel.balancer import BalancerPolicy
@@ -139,45 +140,6 @@ class Systemd(socketserver.ThreadingTCPServer):
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract Unix sockets")
 
 
-class Callers:
-    """Two threads that call without a pause."""
-
-    def __init__(self, channel):
-        self._who = channel.unary_unary(WHO)
-        self.failures, self.answers = [], ([], [])
-        self._over = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._call, args=(mine,), daemon=True) for mine in self.answers
-        ]
-
-    def _call(self, mine):
-        while not self._over.is_set():
-            try:
-                mine.append(self._who(b"", timeout=WAIT_S).decode())
-            except grpc.RpcError as error:
-                self.failures.append(error)
-
-    def finish_calls_in_flight(self):
-        """Wait until each call that is in flight now has ended."""
-        before = [len(mine) for mine in self.answers]
-        wait_until(
-            lambda: (
-                all(len(mine) > one for mine, one in zip(self.answers, before, strict=True))
-                or self.failures
-            )
-        )
-
-    def __enter__(self):
-        for one in self._threads:
-            one.start()
-        return self
-
-    def __exit__(self, *_):
-        self._over.set()
-        for one in self._threads:
-            one.join(WAIT_S)
-
-
 @linux
 def test_no_call_fails_while_all_instances_are_restarted_in_turn(tmp_path):
     url = f"sqlite://{tmp_path}/registry.db"
@@ -191,19 +153,15 @@ def test_no_call_fails_while_all_instances_are_restarted_in_turn(tmp_path):
         for one in units.values():
             stack.callback(one.close)
             one.start()
-        channel = stack.enter_context(
-            rpcwheel.insecure_channel(
-                f"{url}?service=shop.Orders", balancer_policy=BalancerPolicy(pick_timeout=WAIT_S)
-            )
-        )
-        wait_until(lambda: len(channel.subchannels) == 2)
-        callers = stack.enter_context(Callers(channel))
+        policy = BalancerPolicy(pick_timeout=WAIT_S)
+        url = f"{url}?service=shop.Orders"
+        load = stack.enter_context(Load.by_name(url, threads=2, balancer_policy=policy))
+        assert load.wait_for_answers_of(b"%H-1", b"%H-2")
 
         def restart(instance):
-            old = next(one for one in channel.subchannels if one.instance.id == instance.id)
             instance.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: old not in channel.subchannels)
-            callers.finish_calls_in_flight()
+            others = (one for one in units.values() if one is not instance)
+            assert load.wait_for_answers_of(*(one.id.encode() for one in others))
             instance.process.send_signal(signal.SIGTERM)
             if (status := instance.process.wait(WAIT_S)) == 0:
                 instance.start()
@@ -212,13 +170,8 @@ def test_no_call_fails_while_all_instances_are_restarted_in_turn(tmp_path):
         systemd = stack.enter_context(Systemd(tmp_path, units, restart))
         status, printed = systemd.script(*units)
         assert (status, printed) == (0, "shop@1: restarted\nshop@2: restarted\n")
-        wait_until(
-            lambda: (
-                all({"%H-1", "%H-2"} <= set(mine[-100:]) for mine in callers.answers)
-                or callers.failures
-            )
-        )
-    assert callers.failures == []
+        assert load.wait_for_answers_of(b"%H-1", b"%H-2")
+    assert load.failures == []
     assert systemd.restarted == ["shop@1", "shop@2"]
 
 

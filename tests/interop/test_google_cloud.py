@@ -5,6 +5,7 @@ import contextlib
 import grpc
 import pytest
 
+from fixtures.grpc_servers import GrpcServer, ThisLoop
 from fixtures.waiting import WAIT_S
 from rpcwheel import RetryPolicy
 from rpcwheel.aio import Kit
@@ -39,14 +40,12 @@ class Emulator:
         handler = grpc.unary_unary_rpc_method_handler(
             self.get_queue, tasks.GetQueueRequest.deserialize, tasks.Queue.serialize
         )
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler(SERVICE, {"GetQueue": handler})]
-        )
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
+        service = grpc.method_handlers_generic_handler(SERVICE, {"GetQueue": handler})
+        made = GrpcServer(service, world=ThisLoop, start=False)
+        port = made.listen()
+        await made.server.start()
         yield f"127.0.0.1:{port}"
-        await server.stop(None)
+        await made.server.stop(None)
 
 
 CHANNELS = {

@@ -1,15 +1,16 @@
 """Server interceptors of rpcwheel before and behind those of other libraries."""
 
-import asyncio
-
 import grpc
 import pytest
 from scenarios.served import KINDS, ONE_ANSWER, aio_answering, answering, ask, handler
 
-from fixtures.small_servers import aio_serving, serving
-from fixtures.waiting import aio_wait_until, wait_until
+from fixtures.small_servers import serving_in
+from fixtures.waiting import wait_until
+from fixtures.worlds import world
 from rpcwheel.call import CallPolicy, current_deadline
 from rpcwheel.interceptors import aio, sync
+
+__all__ = ["world"]
 
 TIMEOUT = 30.0
 PACKAGES = ["opentelemetry", "grpc_interceptor"]
@@ -71,41 +72,22 @@ def aio_aborting(kind):
 
 
 @each_with_one_kind(0)
-def test_a_handler_sees_its_deadline(theirs, first, kind):
-    served = handler(kind, answering(kind, seconds_left))
-    with serving(served, interceptors=in_order(first, theirs, "sync")) as target:
-        (left,) = ask(target, kind, timeout=TIMEOUT)
-    assert 0 < float(left) < TIMEOUT * 1.02  # gRPC rounds up what it sends
-    assert wait_until(lambda: theirs.seen == ["OK"])
-
-
-@each_with_one_kind(1)
-async def test_an_aio_handler_sees_its_deadline(theirs, first, kind):
-    served = handler(kind, aio_answering(kind, seconds_left))
-    async with aio_serving(served, interceptors=in_order(first, theirs, "aio")) as target:
-        (left,) = await asyncio.to_thread(ask, target, kind, timeout=TIMEOUT)  # as an answer may
-        # come while it still sends, a client of grpc.aio may make up an error
-        assert 0 < float(left) < TIMEOUT * 1.02
-        await aio_wait_until(lambda: theirs.seen == ["OK"])
+def test_a_handler_sees_its_deadline(world, theirs, first, kind):
+    make = answering if world.name == "sync" else aio_answering
+    served = handler(kind, make(kind, seconds_left))
+    with serving_in(world, served, *in_order(first, theirs, world.name)) as target:
+        (left,) = ask(target, kind, timeout=TIMEOUT)  # by `grpc`: as an answer may come while it
+        # still sends, a client of grpc.aio may make up an error
+        assert 0 < float(left) < TIMEOUT * 1.02  # gRPC rounds up what it sends
+        assert wait_until(lambda: theirs.seen == ["OK"])
 
 
 @each_with_one_kind(2)
-def test_an_abort_reaches_the_client_unchanged(theirs, first, kind):
-    served = handler(kind, aborting(kind))
-    with (
-        serving(served, interceptors=in_order(first, theirs, "sync")) as target,
-        pytest.raises(grpc.RpcError, match="no such order") as failed,
-    ):
-        ask(target, kind)
-    assert failed.value.code() is grpc.StatusCode.NOT_FOUND
-    assert wait_until(lambda: theirs.seen == ["NOT_FOUND"])
-
-
-@each_with_one_kind(3)
-async def test_an_aio_abort_reaches_the_client_unchanged(theirs, first, kind):
-    served = handler(kind, aio_aborting(kind))
-    async with aio_serving(served, interceptors=in_order(first, theirs, "aio")) as target:
+def test_an_abort_reaches_the_client_unchanged(world, theirs, first, kind):
+    make = aborting if world.name == "sync" else aio_aborting
+    served = handler(kind, make(kind))
+    with serving_in(world, served, *in_order(first, theirs, world.name)) as target:
         with pytest.raises(grpc.RpcError, match="no such order") as failed:
-            await asyncio.to_thread(ask, target, kind)  # a client of grpc.aio may make up another
+            ask(target, kind)  # by `grpc`: a client of grpc.aio may make up another
         assert failed.value.code() is grpc.StatusCode.NOT_FOUND
-        await aio_wait_until(lambda: theirs.seen == ["NOT_FOUND"])
+        assert wait_until(lambda: theirs.seen == ["NOT_FOUND"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 import rpcwheel
+from fixtures.line_programs import LineProgram
 from fixtures.prometheus import HTTP, Prometheus, needs_prometheus
 from fixtures.waiting import WAIT_S, wait_until
 
@@ -66,36 +67,26 @@ kit.close()
 """
 
 
-class Demo:
+class Demo(LineProgram):
     """The demo in a process that serves its metrics. It begins with `run`."""
 
-    def __init__(self):
-        self._process = subprocess.Popen(
+    def __init__(self, directory):
+        super().__init__(
             [sys.executable, "-W", "error", "-c", PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": f"{PACKAGE}{os.pathsep}{ROOT / 'examples'}"},
+            directory / "demo.log",
+            start_s=4 * WAIT_S,
+            PYTHONPATH=f"{PACKAGE}{os.pathsep}{ROOT / 'examples'}",
         )
-        self.target = self._process.stdout.readline().strip()
+        self.target = self.answer()
 
     def run(self):
         """Run it; return what it counted."""
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        return json.loads(self.ask(""))
 
     def metrics(self):
         """What Prometheus would get."""
         with HTTP.open(f"http://{self.target}/metrics", timeout=WAIT_S) as answer:
             return answer.read().decode()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._process.kill()
-        self._process.communicate()
 
 
 def expected_of(counted):
@@ -132,8 +123,8 @@ def selected(text, selector):
     return values[0] if values else None
 
 
-def test_the_metrics_of_the_demo_are_what_it_counted():
-    with Demo() as demo:
+def test_the_metrics_of_the_demo_are_what_it_counted(tmp_path):
+    with Demo(tmp_path) as demo:
         counted = demo.run()
         text = demo.metrics()
     assert counted["failed"] == []
@@ -156,7 +147,7 @@ def test_the_metrics_of_the_demo_are_what_it_counted():
 
 @needs_prometheus
 def test_prometheus_has_what_the_demo_counted(tmp_path):
-    with Demo() as demo, Prometheus(tmp_path, demo.target) as prometheus:
+    with Demo(tmp_path) as demo, Prometheus(tmp_path, demo.target) as prometheus:
         counted = demo.run()
         expected = expected_of(counted)
 

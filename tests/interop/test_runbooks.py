@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from fixtures.line_programs import LineProgram
 from fixtures.prometheus import DEPLOY, Prometheus, needs_prometheus
 from fixtures.waiting import WAIT_S, wait_until
 
@@ -38,26 +39,12 @@ LATER = {
 """Why the expression of an alert is not true."""
 
 
-class Failing:
+class Failing(LineProgram):
     """The process."""
 
-    def __init__(self):
-        self._process = subprocess.Popen(
-            [sys.executable, PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        addresses = self._process.stdout.readline().split()
-        self.target, self.journal, self.registry, self.down = addresses
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._process.kill()
-        self._process.communicate()
+    def __init__(self, directory):
+        super().__init__([sys.executable, str(PROGRAM)], directory / "log", start_s=4 * WAIT_S)
+        self.target, self.journal, self.registry, self.down = self.answer().split()
 
 
 def run(*words):
@@ -73,8 +60,8 @@ def run(*words):
 
 
 @pytest.fixture(scope="module")
-def failing():
-    with Failing() as process:
+def failing(tmp_path_factory):
+    with Failing(tmp_path_factory.mktemp("failing")) as process:
         yield process
 
 

@@ -57,7 +57,8 @@ def many_instances_are_published_at_once(harness: ConformanceHarness) -> None:
 def all_ids_and_texts_are_kept(harness: ConformanceHarness) -> None:
     """Ids and texts may have characters that are special to engines, and the longest lengths."""
     publisher, other = harness.new_backend(), harness.new_backend()
-    ids = ["[::1]:50051", "a%2Fb", "*", "?", "..", "'\";--", "ä€😀", "{x}", "a\\b", "#", "x" * 256]
+    ids = ["[::1]:50051", "a%2Fb", "a%b", "%2E", "*", "?", ".", "..", "'\";--", "ä€😀", "\x80"]
+    ids += ["{x}", "a\\b", "#", "x" * 256]
     text = {"ä\n\0": "😀\t'\"", "long": "x" * 8000}
     instances = [harness.instance(1, id=instance_id, zone="ä b") for instance_id in ids]
     harness.publish(publisher, *instances, harness.instance(2, metadata=text))

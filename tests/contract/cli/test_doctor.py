@@ -13,9 +13,8 @@ from hyperframe.frame import HeadersFrame
 
 from fixtures.doctors import QUICK
 from fixtures.grpc_servers import unary_service
-from fixtures.idle_worlds import has_ipv6
 from fixtures.listeners import CHECK, answers, closes, greeted, http2_answering, says, silent
-from fixtures.ports import free_port
+from fixtures.ports import free_port, has_ipv6
 from fixtures.waiting import WAIT_S
 from rpcwheel.cli import main
 

@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.idle_server import sockets_at
-from fixtures.idle_worlds import has_ipv6
+from fixtures.ports import has_ipv6
 from fixtures.small_servers import METHOD, running, small
 from fixtures.waiting import WAIT_S
 from fixtures.worlds import SyncWorld

@@ -264,10 +264,12 @@ def test_a_full_disk_refuses_calls_and_keeps_the_stored_ones(small_disk, opened)
 def test_a_disk_without_any_space_is_full(small_disk, opened):
     with pytest.raises(OSError, match="No space left"):
         (small_disk / "other").write_bytes(b"x" * (2 << 20))
+    journal = opened(f"sqlite://{small_disk}/journal.db")
     with pytest.raises(JournalFull, match="the disk is full"):
-        opened(f"sqlite://{small_disk}/journal.db").append([new_call()])
+        journal.append([new_call(1)])
     (small_disk / "other").unlink()
-    opened(f"sqlite://{small_disk}/journal.db").append([new_call()])
+    journal.append([new_call(2)])
+    assert bodies_of(journal.select(Filter())) == [2]
 
 
 def test_the_space_of_delivered_calls_is_returned(journal, path):

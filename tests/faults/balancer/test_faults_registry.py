@@ -1,25 +1,13 @@
 """Channels by name whose servers are cut off from the registry, and restarted in order."""
 
-import rpcwheel
 from fixtures.fault_worlds import Load, World, running
 from fixtures.shops import SERVICE
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import BalancerPolicy, RegistryPolicy, aio
+from rpcwheel import BalancerPolicy, RegistryPolicy
 from rpcwheel.events import StaleInstancesKept
 
 POLICY = RegistryPolicy(lease_ttl=2.0, timeout=WAIT_S / 3, snapshot=False, jitter=10 * WAIT_S)
 """Of the clients: stale instances have much time to be published again."""
-
-
-def load_on(url, removed, threads=1):
-    policy = BalancerPolicy(health_check_timeout=WAIT_S / 2)
-    settings = {"registry_policy": POLICY, "balancer_policy": policy}
-    settings["on_removed"] = lambda subchannel: removed.append(subchannel.id)
-    return Load(
-        lambda: rpcwheel.insecure_channel(url, **settings),
-        lambda: aio.insecure_channel(url, **settings),
-        threads=threads,
-    )
 
 
 def test_servers_that_are_cut_off_from_the_registry_are_called_as_long_as_they_answer(
@@ -30,7 +18,12 @@ def test_servers_that_are_cut_off_from_the_registry_are_called_as_long_as_they_a
         dies, stays = servers = [start_serving(world.url(), lease=2.0) for _ in range(2)]
         assert all(one.pid for one in servers)  # they are published
         removed = []
-        with load_on(engine.url(SERVICE), removed) as load:  # not through the proxy
+        settings = {
+            "registry_policy": POLICY,
+            "balancer_policy": BalancerPolicy(health_check_timeout=WAIT_S / 2),
+            "on_removed": lambda subchannel: removed.append(subchannel.id),
+        }
+        with Load.by_name(engine.url(SERVICE), **settings) as load:  # not through the proxy
             assert load.wait_for_answers_of(dies.pid, stays.pid)
             world.fail("cut off")
 

@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.fault_worlds import Load
 from fixtures.server_process import PING, KillableServer
-from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.balancer import BalancedChannel, BalancerPolicy, OutlierEjectionPolicy
 from rpcwheel.balancer.aio_channel import BalancedChannel as AioBalancedChannel
 from rpcwheel.events import SubchannelHealthy, SubchannelUnhealthy
@@ -43,21 +43,6 @@ def load_on(servers, policy=None, **settings):
     )
 
 
-def test_a_killed_server_fails_only_calls_that_were_handed_to_it(servers):
-    killed, *others = servers
-    with load_on(servers, threads=3) as load:
-        assert load.wait_for_answers_of(*pids_of(*servers))
-        killed.kill()
-        load.ends_what_is_on_its_way()
-        assert len(load.failures) <= 4  # each of the callers had one call in flight
-        assert {error.code() for error in load.failures} <= {grpc.StatusCode.UNAVAILABLE}
-        load.failures.clear()
-        assert load.wait_for_answers_of(*pids_of(*others))
-        killed.restart()
-        assert load.wait_for_answers_of(*pids_of(*servers))
-        assert load.failures == []
-
-
 def test_a_frozen_server_is_ejected_and_taken_back_when_it_answers(servers, events):
     frozen, *others = servers
     ejection = OutlierEjectionPolicy(consecutive_failures=1, base_ejection_time=0.5)
@@ -80,42 +65,22 @@ def test_a_frozen_server_is_ejected_and_taken_back_when_it_answers(servers, even
         assert load.failures == []
 
 
-def test_calls_fail_at_once_with_the_reason_while_all_servers_are_down(servers, set_limit):
+def test_calls_fail_at_once_with_the_reason_while_all_servers_are_down(world, servers, set_limit):
     set_limit("balancer.health.EXPLAIN_TIMEOUT_S", WAIT_S)  # a busy machine needs over 30 ms
     instances, policy = instances_of(servers), BalancerPolicy(pick_timeout=WAIT_S)
-    with BalancedChannel("shop.Orders", instances, balancer_policy=policy) as channel:
-        ping = channel.unary_unary(PING)
-        assert ping(b"", timeout=WAIT_S)
-        for server in servers:
-            server.kill()
-        failing = grpc.ChannelConnectivity.TRANSIENT_FAILURE
-        assert wait_until(lambda: channel.get_state(try_to_connect=True) is failing)
-        for call in (ping, lambda request: ping.future(request).result()):
-            with pytest.raises(grpc.RpcError, match="Connection refused") as failure:
-                call(b"")
-            assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
-            assert servers[0].target in failure.value.details()
-        waiting = ping.future(b"", timeout=WAIT_S, wait_for_ready=True)
-        servers[1].restart()
-        assert waiting.result() == pids_of(servers[1])[0]
-
-
-async def test_aio_calls_fail_at_once_with_the_reason_while_all_servers_are_down(
-    servers, set_limit
-):
-    set_limit("balancer.health.EXPLAIN_TIMEOUT_S", WAIT_S)  # a busy machine needs over 30 ms
-    instances, policy = instances_of(servers), BalancerPolicy(pick_timeout=WAIT_S)
-    async with AioBalancedChannel("shop.Orders", instances, balancer_policy=policy) as channel:
-        ping = channel.unary_unary(PING)
-        assert await ping(b"", timeout=WAIT_S)
-        for server in servers:
-            server.kill()
-        failing = grpc.ChannelConnectivity.TRANSIENT_FAILURE
-        await aio_wait_until(lambda: channel.get_state(try_to_connect=True) is failing)
+    make = world.module("balancer").BalancedChannel
+    channel = world.keep(world.do(make, "shop.Orders", instances, balancer_policy=policy))
+    ping = channel.unary_unary(PING)
+    assert world.do(ping, b"", timeout=WAIT_S)
+    for server in servers:
+        server.kill()
+    failing = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+    assert wait_until(lambda: world.do(channel.get_state, try_to_connect=True) is failing)
+    for call in (lambda: world.do(ping, b""), lambda: world.call(channel, method=PING).result()):
         with pytest.raises(grpc.RpcError, match="Connection refused") as failure:
-            await ping(b"")
+            call()
         assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
         assert servers[0].target in failure.value.details()
-        waiting = ping(b"", timeout=WAIT_S, wait_for_ready=True)
-        servers[1].restart()
-        assert await waiting == pids_of(servers[1])[0]
+    waiting = world.call(channel, method=PING, timeout=WAIT_S, wait_for_ready=True)
+    servers[1].restart()
+    assert waiting.result() == pids_of(servers[1])[0]

@@ -3,8 +3,6 @@
 import json
 import signal
 
-import pytest
-
 from fixtures.engine_etcd import EtcdEngine
 from fixtures.registry_commands import ended, job
 from fixtures.waiting import wait_until
@@ -14,8 +12,6 @@ ALONE = RegistryPolicy(snapshot=False)
 
 
 def test_register_and_watch_report_data_loss_and_register_publishes_again() -> None:
-    if reason := EtcdEngine.available():
-        pytest.skip(reason)
     with EtcdEngine() as etcd:
         register = ["register", etcd.url("shop.Orders"), "10.0.0.7:50051", "--lease-ttl", "9"]
         with job(*register) as publisher:

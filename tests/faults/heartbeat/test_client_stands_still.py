@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,7 +12,8 @@ import pytest
 
 import rpcwheel
 from fixtures.heartbeat_clients import Client
-from fixtures.waiting import wait_until
+from fixtures.line_programs import LineProgram
+from fixtures.waiting import START_S, wait_until
 
 TIMEOUT = 6.0
 """Seconds after which a silent server is dead: more than one that runs is silent."""
@@ -23,32 +23,26 @@ PAUSE = TIMEOUT + 1
 
 
 @pytest.fixture
-def start_client():
+def start_client(tmp_path):
     """Starts clients in separate processes."""
     path = [str(Path(rpcwheel.__file__).parents[1]), str(Path(__file__).parents[2])]
+    command = [sys.executable, "-W", "error", "-m", "scenarios.paused_client"]
     with contextlib.ExitStack() as started:
 
         def start(world, target):
-            command = [sys.executable, "-W", "error", "-m", "scenarios.paused_client"]
-            process = subprocess.Popen(
+            program = LineProgram(
                 [*command, world, target, str(TIMEOUT)],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                process_group=0,
+                tmp_path / "log",
+                start_s=START_S,
+                PYTHONPATH=os.pathsep.join(path),
             )
-            started.enter_context(process)
-            started.callback(process.kill)
-            return process
+            return started.enter_context(program)
 
         yield start
 
 
-def status_of(process):
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return json.loads(process.stdout.readline())
+def status_of(client):
+    return json.loads(client.ask(""))
 
 
 @pytest.mark.parametrize("world", ["sync", "aio"])
@@ -58,9 +52,9 @@ def test_a_client_that_was_stopped_keeps_its_connection(world, server, start_cli
     assert status_of(client)["number"] == 1  # it has started
     assert wait_until(lambda: status_of(client)["answered"] > 0)
     before = status_of(client)["answered"]
-    os.kill(client.pid, signal.SIGSTOP)
+    client.process.send_signal(signal.SIGSTOP)
     time.sleep(PAUSE)
-    os.kill(client.pid, signal.SIGCONT)
+    client.process.send_signal(signal.SIGCONT)
     assert wait_until(lambda: status_of(client)["answered"] > before)
     status = status_of(client)
     assert (status["call"], status["number"]) == ("runs", 1)

@@ -11,14 +11,9 @@ import grpc
 import pytest
 from hyperframe.frame import HeadersFrame
 
-from fixtures.idle_worlds import (
-    ECHO,
-    HOLD,
-    echo,
-    frozen_client,
-    has_ipv6,
-)
+from fixtures.idle_worlds import ECHO, HOLD, echo, frozen_client
 from fixtures.leaks import descriptors, opened_since
+from fixtures.ports import has_ipv6
 from fixtures.raw_http2 import raw_client
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until

@@ -123,18 +123,6 @@ def test_results_that_a_full_disk_refuses_are_stored_when_there_is_space(disk, u
     assert attempts == Counter(queued + more)
 
 
-def test_a_journal_that_cannot_be_created_for_lack_of_space_is_created_later(
-    disk, url, server, push
-):
-    fill(disk / "all")
-    with pytest.raises(JournalFull, match="the disk is full"):
-        push("refused")
-    (disk / "all").unlink()
-    assert push("queued") == QUEUED
-    wait_until_none_is_stored(url)
-    assert server.delivered() == {"queued"}
-
-
 def test_a_full_disk_refuses_nothing_while_the_file_has_room(disk, url):
     call = new_call(body=bytes(4096))
     with closing(open_journal_backend(url)) as journal:

@@ -2,14 +2,17 @@
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
-from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
-from rpcwheel import FailbackPolicy, Kit, aio
+from fixtures.grpc_servers import GrpcServer, unary_service
+from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import world
+from rpcwheel import FailbackPolicy, Kit
 from rpcwheel.failback import JournalWorker
+
+__all__ = ["world"]
 
 THREADS, SERVICE_S = 8, 0.1
 CALLS = 400
@@ -21,36 +24,24 @@ MOST_WAITING = 100
 METHOD = "/shop.Audit/Push"
 
 
-class Server:
-    """A server whose few threads are busy with each call. Refuses all calls until `start`."""
+class Server(GrpcServer):
+    """A server whose few threads are busy with each call. Refuses all calls until `is_up`."""
 
     def __init__(self):
         self.executions = []
         self.most_waiting = 0
-        self._pool = ThreadPoolExecutor(THREADS)
-        self._lock = threading.Lock()
-        self._server = grpc.server(self._pool)
-        handlers = {"Push": grpc.unary_unary_rpc_method_handler(self._execute)}
-        self._server.add_registered_method_handlers("shop.Audit", handlers)
-        self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self.is_up = False
+        self._lock = threading.Lock()
+        super().__init__(unary_service(METHOD, self._execute), workers=THREADS)
 
     def _execute(self, request, context):
         if not self.is_up:
             context.abort(grpc.StatusCode.UNAVAILABLE, "not yet")
         with self._lock:
             self.executions.append(request)
-            self.most_waiting = max(self.most_waiting, self._pool._work_queue.qsize())
+            self.most_waiting = max(self.most_waiting, self.pool._work_queue.qsize())
         time.sleep(SERVICE_S)
         return b""
-
-    def __enter__(self):
-        self._server.start()
-        return self
-
-    def __exit__(self, *_):
-        self._server.stop(None).wait()
-        self._pool.shutdown()
 
 
 @pytest.fixture
@@ -74,24 +65,19 @@ def assert_delivered(server, stats, delivered=CALLS):
     assert server.most_waiting <= MOST_WAITING
 
 
-def test_calls_that_failed_together_are_delivered_by_the_program(server, policy):
-    with Kit(failback=policy) as kit, kit.channel(server.target) as channel:
-        push = channel.unary_unary(METHOD)
-        for number in range(CALLS):
-            push(b"%d" % number, timeout=WAIT_S)
-        server.is_up = True
-        wait_until(lambda: kit.stats()["audit"].redelivered == CALLS, timeout=4 * WAIT_S)
-        assert_delivered(server, kit.stats()["audit"])
+def test_calls_that_failed_together_are_delivered_by_the_program(world, server, policy):
+    kit = world.keep(world.do(world.api.Kit, failback=policy))
+    channel = world.keep(world.do(kit.channel, server.target))
+    push = channel.unary_unary(METHOD)
+    for number in range(CALLS):
+        world.do(push, b"%d" % number, timeout=WAIT_S)
+    server.is_up = True
 
+    def stats():
+        return world.do(kit.stats)["audit"]
 
-async def test_calls_that_failed_together_are_delivered_by_the_program_aio(server, policy):
-    async with aio.Kit(failback=policy) as kit, kit.channel(server.target) as channel:
-        push = channel.unary_unary(METHOD)
-        for number in range(CALLS):
-            await push(b"%d" % number, timeout=WAIT_S)
-        server.is_up = True
-        await aio_wait_until(lambda: kit.stats()["audit"].redelivered == CALLS, timeout=4 * WAIT_S)
-        assert_delivered(server, kit.stats()["audit"])
+    wait_until(lambda: stats().redelivered == CALLS, timeout=4 * WAIT_S)
+    assert_delivered(server, stats())
 
 
 @pytest.mark.parametrize("policy", ["journal"], indirect=True)

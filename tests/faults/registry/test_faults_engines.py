@@ -15,7 +15,7 @@ from fixtures.fault_worlds import LEASE_ENDS_S, Load, World, running
 from fixtures.programs import run_program
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import aio, open_registry
+from rpcwheel import open_registry
 from rpcwheel.registry import ServiceInstance
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
@@ -76,14 +76,6 @@ def serve(opened, make_shop):
     return serve
 
 
-def load(world):
-    url = world.url(SERVICE)
-    return Load(
-        lambda: rpcwheel.insecure_channel(url, registry_policy=world.policy),
-        lambda: aio.insecure_channel(url, registry_policy=world.policy),
-    )
-
-
 def item(name, port=1, **others):
     return ServiceInstance(service=STOCK, id=name, host="10.0.0.1", port=port, **others)
 
@@ -118,7 +110,8 @@ def test_after_a_fault_all_instances_are_published_and_no_call_has_failed(
     ]
     for one in subscriptions:
         assert wait_until(lambda one=one: is_live(one, {"stays", "goes", "changes"}))
-    with beside(world) as witness, load(world) as calls:
+    load = Load.by_name(world.url(SERVICE), registry_policy=world.policy)
+    with beside(world) as witness, load as calls:
         calls.goes_on()
         directory, files = world.snapshot, f"*/{SERVICE}.json"
         assert wait_until(lambda: any(b'"c"' in x.read_bytes() for x in directory.glob(files)))

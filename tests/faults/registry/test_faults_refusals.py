@@ -3,13 +3,11 @@
 Through `open_registry`, `channel` and `Kit.channel`, of both worlds.
 """
 
-import asyncio
 import contextlib
 import json
 import logging
-import socket
 import sqlite3
-import threading
+from functools import partial
 from urllib.parse import quote_plus
 
 import grpc
@@ -20,14 +18,18 @@ from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_redis import RedisEngine
 from fixtures.engine_zookeeper import DubboEngine, ZookeeperEngine
 from fixtures.fault_worlds import KINDS, running
+from fixtures.listeners import listen, says, silent
 from fixtures.ports import free_port
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import WORLDS
 from rpcwheel import Kit, RegistryPolicy, aio, open_registry
 from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.errors import NotPublished, RegistryRefused, RegistryUnavailable
 from rpcwheel.events import RecordSkipped
 from rpcwheel.registry import ServiceInstance
+
+__all__ = ["listen"]
 
 POLICY = RegistryPolicy(lease_ttl=60.0, timeout=WAIT_S / 2, snapshot=False)
 """To check a password costs an engine a while, on purpose."""
@@ -39,43 +41,23 @@ LONG = BalancerPolicy(pick_timeout=600)
 """Refusals are reported at once."""
 
 
-async def refusals(url, balancer, why, policy):
-    """Have calls made through channels of both worlds, which end with this reason."""
-
-    def blocking():
-        with (
-            Kit(registry_policy=policy) as kit,
-            kit.channel(url, balancer_policy=balancer) as to_service,
-        ):
-            return ends(to_service.unary_unary(WHO), why)
-
-    async def awaiting():
-        async with aio.insecure_channel(
-            url, registry_policy=policy, balancer_policy=balancer
-        ) as to_service:
-            return await ends_soon(to_service.unary_unary(WHO), why)
-
-    return await asyncio.gather(asyncio.to_thread(blocking), awaiting())
+def refusals(url, balancer, why, policy):
+    """Call through a channel of each world until calls end with this reason; what they say."""
+    return [refusal(kind(), url, balancer, why, policy) for kind in WORLDS.values()]
 
 
-def ends(call, why):
-    """With what it ends, once the channel knows why."""
-    while True:
-        with pytest.raises(grpc.RpcError) as caught:
-            call(b"", timeout=WAIT_S)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        if why in caught.value.details():
-            return caught.value.details()
-
-
-async def ends_soon(call, why):
-    """The same on a loop."""
-    while True:
-        with pytest.raises(grpc.RpcError) as caught:
-            await call(b"", timeout=WAIT_S)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        if why in caught.value.details():
-            return caught.value.details()
+def refusal(world, url, balancer, why, policy):
+    with contextlib.closing(world):
+        if world.name == "sync":
+            open_channel = world.keep(Kit(registry_policy=policy)).channel
+        else:
+            open_channel = partial(aio.insecure_channel, registry_policy=policy)
+        channel = world.keep(world.do(open_channel, url, balancer_policy=balancer))
+        while True:
+            error = world.call(channel, method=WHO, timeout=WAIT_S).error()
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            if why in error.details():
+                return error.details()
 
 
 # Credentials
@@ -93,11 +75,9 @@ def locked(name):
 
 
 @pytest.mark.parametrize("name", ["etcd", "zookeeper", "redis"])
-async def test_wrong_credentials_are_reported_at_once_and_valid_ones_still_work(name, caplog):
+def test_wrong_credentials_are_reported_at_once_and_valid_ones_still_work(name, caplog):
     caplog.set_level(logging.INFO, "rpcwheel")
     engine, why = locked(name)
-    if reason := engine.available():
-        pytest.skip(reason)
     if isinstance(engine, RedisEngine):
         engine.login = {"username": "bob", "password": "secret"}
     with engine:
@@ -118,7 +98,7 @@ async def test_wrong_credentials_are_reported_at_once_and_valid_ones_still_work(
                 assert isinstance(refused.value.__cause__, RegistryRefused)
                 with other.subscribe(SERVICE) as known, pytest.raises(NotPublished):
                     known.wait(0.2)
-            said = await refusals(wrong, LONG, why, POLICY)
+            said = refusals(wrong, LONG, why, POLICY)
             assert list(registry.lookup(SERVICE).instances) == [ONE]
     assert "5esame" not in caplog.text + str(refused.value) + repr(other) + "".join(said)
     assert "secret" not in caplog.text
@@ -127,60 +107,33 @@ async def test_wrong_credentials_are_reported_at_once_and_valid_ones_still_work(
 # Nothing listens
 
 
-@contextlib.contextmanager
-def closed_port():
-    yield free_port()
-
-
-@contextlib.contextmanager
-def mute():
-    """Takes connections, and says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield listening.getsockname()[1]
-
-
-@contextlib.contextmanager
-def stranger():
-    """Answers everything in words of its own."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        ended = threading.Thread(target=babble, args=(listening,), daemon=True)
-        ended.start()
-        yield listening.getsockname()[1]
-        listening.shutdown(socket.SHUT_RDWR)
-        ended.join(WAIT_S)
-
-
-def babble(listening):
-    with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
-        while True:
-            connection = opened.enter_context(listening.accept()[0])
-            with contextlib.suppress(OSError):
-                connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n" * 9)
+STRANGER = says(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n" * 9)
+"""Answers everything in words of its own."""
 
 
 @pytest.mark.parametrize(
-    ("scheme", "who"),
-    [("etcd", mute), ("etcd", stranger), ("zookeeper", closed_port), ("redis", stranger)],
+    ("scheme", "talk"),
+    [("etcd", silent), ("etcd", STRANGER), ("zookeeper", None), ("redis", STRANGER)],
 )
-async def test_each_error_of_a_missing_engine_names_its_address(scheme, who):
-    with who() as port:
-        url = f"{scheme}://127.0.0.1:{port}"
-        with open_registry(url, registry_policy=IMPATIENT) as registry:
-            registration = registry.register(ONE)
-            with registry.subscribe(SERVICE) as known:
-                with pytest.raises(RegistryUnavailable, match=f"127.0.0.1:{port}"):
-                    registry.lookup("shop.Stock")
-                with pytest.raises(NotPublished, match=f"127.0.0.1:{port}"):
-                    known.wait(0.1)
-                assert known.snapshot is None
-            with pytest.raises(NotPublished, match=f"127.0.0.1:{port}") as late:
-                registry.register(ONE, wait=0.1)
-            assert wait_until(lambda: isinstance(registration.error, RegistryUnavailable))
-            assert registration.state == "PENDING"
-            assert not registry.up
-            address = f"127.0.0.1:{port}"
-            await refusals(f"{url}/{SERVICE}", BalancerPolicy(pick_timeout=0.1), address, IMPATIENT)
-        assert late.value.__cause__ is None or isinstance(late.value.__cause__, RegistryUnavailable)
+def test_each_error_of_a_missing_engine_names_its_address(scheme, talk, listen):
+    port = listen(talk).port if talk else free_port()
+    url = f"{scheme}://127.0.0.1:{port}"
+    with open_registry(url, registry_policy=IMPATIENT) as registry:
+        registration = registry.register(ONE)
+        with registry.subscribe(SERVICE) as known:
+            with pytest.raises(RegistryUnavailable, match=f"127.0.0.1:{port}"):
+                registry.lookup("shop.Stock")
+            with pytest.raises(NotPublished, match=f"127.0.0.1:{port}"):
+                known.wait(0.1)
+            assert known.snapshot is None
+        with pytest.raises(NotPublished, match=f"127.0.0.1:{port}") as late:
+            registry.register(ONE, wait=0.1)
+        assert wait_until(lambda: isinstance(registration.error, RegistryUnavailable))
+        assert registration.state == "PENDING"
+        assert not registry.up
+        address = f"127.0.0.1:{port}"
+        refusals(f"{url}/{SERVICE}", BalancerPolicy(pick_timeout=0.1), address, IMPATIENT)
+    assert late.value.__cause__ is None or isinstance(late.value.__cause__, RegistryUnavailable)
 
 
 # Foreign records

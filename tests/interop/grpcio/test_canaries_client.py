@@ -9,18 +9,17 @@ import contextlib
 import gc
 import json
 import socket
-import subprocess
-import sys
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
 from fixtures.certificates import made
-from fixtures.grpc_servers import IMPATIENT
+from fixtures.grpc_servers import IMPATIENT, GrpcServer, unary_service
 from fixtures.grpcio import since
+from fixtures.ports import has_ipv6
+from fixtures.programs import run_program
 from fixtures.shop import FOR_EVER, STREAM_UNARY, UNARY_UNARY, Hang
 from fixtures.small_servers import METHOD, serving
 from fixtures.waiting import WAIT_S, wait_until
@@ -257,32 +256,21 @@ with serving(grpc.unary_unary_rpc_method_handler(gate)) as target:
 """
 
 
-def test_a_callback_that_raises_stops_the_thread_of_its_channel(pytestconfig):
+def test_a_callback_that_raises_stops_the_thread_of_its_channel():
     """Callbacks that rpcwheel gives to gRPC hand the work to an executor.
 
     A `functools.partial` is caught; with any other callable, gRPC's handler itself fails on
     `callback.func`. This runs in a separate process, because the channel cannot even be closed.
     """
-    run = subprocess.run(
-        [sys.executable, "-c", SPIN],
-        cwd=pytestconfig.rootpath / "tests",
-        capture_output=True,
-        text=True,
-        timeout=3 * WAIT_S,
-        check=False,
-    )
-    assert run.stdout.splitlines() == ["spin thread: dead", "next call: hangs"], run.stderr
+    output, errors = run_program(SPIN)
+    assert output.splitlines() == ["spin thread: dead", "next call: hangs"], errors
 
 
 def test_a_host_named_like_a_scheme_is_read_as_a_scheme(tmp_path, monkeypatch):
     """`grpc_target` in instance.py writes the scheme of each target."""
     monkeypatch.chdir(tmp_path)
-    with ThreadPoolExecutor(1) as pool:
-        server = grpc.server(pool)
-        server.add_insecure_port("unix:50051")
-        server.start()
-        assert failure_of("unix:50051").code() is grpc.StatusCode.UNIMPLEMENTED
-        server.stop(None).wait()
+    with GrpcServer(place="unix:50051") as server:
+        assert failure_of(server.target).code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def test_a_target_that_names_its_scheme_has_the_authority_and_tls_name_of_host_and_port():
@@ -293,33 +281,22 @@ def test_a_target_that_names_its_scheme_has_the_authority_and_tls_name_of_host_a
         authorities.append(context._rpc_event.call_details.host.decode())
         return request
 
-    _, service, method = METHOD.split("/")
-    handler = grpc.method_handlers_generic_handler(
-        service, {method: grpc.unary_unary_rpc_method_handler(answer)}
-    )
-    with ThreadPoolExecutor(1) as pool:
-        for host in ("localhost", "127.0.0.1", "::1") if has_ipv6() else ("localhost", "127.0.0.1"):
-            server = grpc.server(pool)
-            server.add_generic_rpc_handlers([handler])
-            port = server.add_secure_port(joined(host, 0), certificates.server_credentials())
-            server.start()
-            for target in (joined(host, port), grpc_target(host, port)):
+    settings = {"credentials": certificates.server_credentials()}
+    for host in ("localhost", "127.0.0.1", "::1") if has_ipv6() else ("localhost", "127.0.0.1"):
+        with GrpcServer(unary_service(METHOD, answer), place=joined(host, 0), **settings) as server:
+            for target in (joined(host, server.port), grpc_target(host, server.port)):
                 with grpc.secure_channel(target, certificates.channel_credentials()) as channel:
                     channel.unary_unary(METHOD)(b"", timeout=WAIT_S)
-            assert authorities == [joined(host, port)] * 2
-            authorities.clear()
-            server.stop(None).wait()
+        assert authorities == [joined(host, server.port)] * 2
+        authorities.clear()
 
 
 def test_over_tls_a_list_of_addresses_matches_no_certificate():
     """The etcd client connects to one member at a time."""
     certificates = made()
-    with ThreadPoolExecutor(1) as pool:
-        server = grpc.server(pool)
-        port = server.add_secure_port("127.0.0.1:0", certificates.server_credentials())
-        server.start()
-        codes = []
-        for target in (f"ipv4:127.0.0.1:{port}", f"ipv4:127.0.0.1:{port},127.0.0.1:{port}"):
+    with GrpcServer(credentials=certificates.server_credentials()) as server:
+        codes, address = [], server.target
+        for target in (f"ipv4:{address}", f"ipv4:{address},{address}"):
             credentials = certificates.channel_credentials()
             with (
                 grpc.secure_channel(target, credentials, options=IMPATIENT) as channel,
@@ -329,7 +306,6 @@ def test_over_tls_a_list_of_addresses_matches_no_certificate():
             codes.append(failed.value.code())
         assert codes == [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAVAILABLE]
         assert "Hostname Verification Check failed" in failed.value.details()
-        server.stop(None).wait()
 
 
 def test_a_channel_of_grpc_has_no_get_state():
@@ -360,12 +336,6 @@ def test_a_channel_that_failed_to_connect_stays_in_transient_failure_while_it_tr
 
 def target_of(server: socket.socket) -> str:
     return f"127.0.0.1:{server.getsockname()[1]}"
-
-
-def has_ipv6() -> bool:
-    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
-        return True
-    return False
 
 
 def test_the_status_of_a_call_is_in_its_state_which_does_not_keep_the_call_alive(shop_channel):
@@ -431,17 +401,10 @@ for value, wait_s in (("5", 20), (5, 0.5)):
 """
 
 
-def test_wrong_metadata_leaves_the_connection_of_a_closed_channel_open(shop, pytestconfig):
+def test_wrong_metadata_leaves_the_connection_of_a_closed_channel_open(shop):
     """In a process of its own: the connection stays until that ends."""
-    run = subprocess.run(
-        [sys.executable, "-c", WRONG_METADATA, shop.target],
-        cwd=pytestconfig.rootpath / "tests",
-        capture_output=True,
-        text=True,
-        timeout=3 * WAIT_S,
-        check=False,
-    )
-    assert run.stdout.splitlines() == ["False", "True"], run.stderr
+    output, errors = run_program(WRONG_METADATA, shop.target)
+    assert output.splitlines() == ["False", "True"], errors
 
 
 class WallClock:

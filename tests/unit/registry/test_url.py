@@ -61,6 +61,11 @@ def test_two_databases_of_one_host_have_two_names():
     assert str(parse_url("redis://h:1?db=%26a")) == "redis://h:1"
 
 
+def test_two_roots_of_one_host_have_two_names():
+    assert str(parse_url("dubbo+zookeeper://h/a.B?root=eu")) == "dubbo+zookeeper://h?root=eu"
+    assert str(parse_url("dubbo+zookeeper://h?root=dubbo")) == "dubbo+zookeeper://h"
+
+
 @pytest.fixture
 def backend_in_files(tmp_path, monkeypatch):
     """An installed package with a backend that uses the path of its URLs."""

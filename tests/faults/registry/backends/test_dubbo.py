@@ -1,8 +1,7 @@
-"""Dubbo's format in a real ZooKeeper: nodes, nodes of others, watches, faults and URLs."""
+"""Dubbo's format in a real ZooKeeper: nodes, nodes of others, watches and faults."""
 
 import io
 import json
-import secrets
 import sys
 import threading
 from urllib.parse import quote_plus, unquote_plus
@@ -10,29 +9,21 @@ from urllib.parse import quote_plus, unquote_plus
 import pytest
 
 from fixtures.engine_watchers import RecordingWatcher, in_the_end, instance, opened
+from fixtures.engine_watchers import namespace as root
 from fixtures.engine_zookeeper import DubboEngine
 from fixtures.engines import engine_fixture
 from fixtures.interrupts import Interrupt
 from fixtures.waiting import wait_until
 from rpcwheel.cli import main
-from rpcwheel.errors import ConfigurationError, RegistryUnavailable
+from rpcwheel.errors import RegistryUnavailable
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry.backend import Settings
-from rpcwheel.registry.backends import open_backend
-from rpcwheel.registry.url import parse_url
 
-__all__ = ["opened"]
+__all__ = ["opened", "root"]
 
 dubbo = engine_fixture(DubboEngine)
 A = instance(1)
 B = A.replace(host="10.0.0.2", id="10.0.0.2:1")
 INTERFACE = "com.example.shop.Orders"
-
-
-@pytest.fixture
-def root():
-    """One that no other test uses."""
-    return f"test-{secrets.token_hex(4)}"
 
 
 def nodes(operator, root, interface):
@@ -98,16 +89,6 @@ def test_the_node_of_a_java_provider_at_the_same_address_is_replaced(dubbo, open
         assert backend.renew([A]) == {}
         backend.withdraw([A])
         assert watcher.sees("10.0.0.2:1")
-
-
-def test_a_node_of_our_name_that_another_session_owns_is_replaced(dubbo, opened, root):
-    first, second = opened(dubbo.url(root=root)), opened(dubbo.url(root=root))
-    first.publish([A])
-    second.publish([A])
-    assert first.renew([A]) == {A.key: "missing"}
-    first.close()
-    assert second.renew([A]) == {}
-    assert second.lookup(A.service).records == {A.id: A.encoded()}
 
 
 def test_a_provider_of_another_protocol_is_a_record_that_says_so(dubbo, opened, root):
@@ -279,44 +260,3 @@ def test_watch_shows_consumers_that_come_and_go(dubbo, root, consumer, monkeypat
         f"+ {INTERFACE} consumer app at 10.0.0.9 added: version 1.2",
         f"- {INTERFACE} consumer app at 10.0.0.9 removed: version 1.2",
     ]
-
-
-def test_after_a_wipe_renew_reports_all_and_they_can_be_published_again(opened):
-    if reason := DubboEngine.available():
-        pytest.skip(reason)
-    with DubboEngine() as engine:
-        url = engine.url(interface=INTERFACE, application="shop")
-        watcher = RecordingWatcher()
-        backend, other = opened(url, lease=60, timeout=1), opened(url, lease=6, timeout=1)
-        other.watch(A.service, watcher)
-        in_the_end(lambda: backend.publish([A, B]))
-        assert watcher.sees(A, B)
-        engine.wipe()
-        assert in_the_end(lambda: backend.renew([A, B])) == {A.key: "wiped", B.key: "wiped"}
-        in_the_end(lambda: backend.publish([A, B]))
-        assert in_the_end(lambda: backend.renew([A, B])) == {}
-        assert watcher.doubts()
-        assert watcher.sees(A, B)
-
-
-def test_a_bad_url_is_refused_at_once():
-    refused_urls = {
-        "dubbo+zookeeper://": "the host is missing",
-        "dubbo+zookeeper://h?namespace=eu": "below root=, not namespace=",
-        "dubbo+zookeeper://h?root=a/b": "root must be a name",
-        "dubbo+zookeeper://h?root=zookeeper": "root must be a name",
-        "dubbo+zookeeper://h?interface=a,,b": "interface must be a name",
-        "dubbo+zookeeper://h?level=local": "level must be one of",
-        "dubbo+zookeeper://h?level=both": "level=both needs application=",
-        "dubbo+zookeeper://h?application=a/b": "application must be a name",
-        "dubbo+zookeeper://h/shop.Orders?interface=com.shop.Stock": "must end with 'Orders'",
-        "dubbo+zookeeper://h?aplication=a": "did you mean 'application'",
-    }
-    for url, said in refused_urls.items():
-        with pytest.raises(ConfigurationError, match=said):
-            open_backend(url, Settings(2.0, 1.0))
-
-
-def test_two_roots_of_one_host_have_two_names():
-    assert str(parse_url("dubbo+zookeeper://h/a.B?root=eu")) == "dubbo+zookeeper://h?root=eu"
-    assert str(parse_url("dubbo+zookeeper://h?root=dubbo")) == "dubbo+zookeeper://h"

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import secrets
 import threading
 from urllib.parse import quote_plus
 
@@ -10,6 +9,7 @@ import pytest
 
 from fixtures.dubbo_applications import Nodes, local, metadata, metadata_server, remote, service
 from fixtures.engine_watchers import RecordingWatcher, instance, opened
+from fixtures.engine_watchers import namespace as root
 from fixtures.engine_zookeeper import DubboEngine
 from fixtures.engines import engine_fixture
 from fixtures.ports import free_port
@@ -18,19 +18,13 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry import Registry
 
-__all__ = ["metadata_server", "opened"]
+__all__ = ["metadata_server", "opened", "root"]
 
 dubbo = engine_fixture(DubboEngine)
 ORDERS, STOCK = "com.example.shop.Orders", "com.example.shop.Stock"
 SERVICE = "shop.Orders"
 SHORT_S = 0.6
 """A lease, of which a third passes until missing metadata are looked up again."""
-
-
-@pytest.fixture
-def root():
-    """One that no other test uses."""
-    return f"test-{secrets.token_hex(4)}"
 
 
 @pytest.fixture
@@ -283,8 +277,6 @@ def test_nothing_is_published_with_the_application_level_alone(dubbo):
     ],
 )
 def test_after_a_fault_of_zookeeper_servers_are_followed_again(opened, fault, ids):
-    if reason := DubboEngine.available():
-        pytest.skip(reason)
     with DubboEngine() as engine:
         backend, watcher = opened(engine.url(root="eu"), lease=6, timeout=1), RecordingWatcher()
         backend.watch(SERVICE, watcher)

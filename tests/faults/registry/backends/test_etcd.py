@@ -1,28 +1,16 @@
 """etcd without faults: keys, leases, and close."""
 
-import secrets
 import time
-from collections.abc import Callable
-
-import pytest
 
 from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_watchers import RecordingWatcher, instance
 from fixtures.engines import engine_fixture
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry.backend import RegistryBackend
 from rpcwheel.registry.backends import etcd as module
 
 etcd = engine_fixture(EtcdEngine)
 
 SERVICE = "shop.Orders"
-
-
-@pytest.fixture
-def make(etcd: EtcdEngine, opened) -> Callable[..., RegistryBackend]:
-    """Makes backends in a namespace of the test's own, which are closed in the end."""
-    namespace = secrets.token_hex(4)
-    return lambda url="": opened(url or etcd.url(namespace=namespace))
 
 
 def of(service: str, port: int = 1) -> ServiceInstance:
@@ -98,8 +86,8 @@ def test_records_overwritten_under_their_lease_are_missing(etcd, make) -> None:
     assert backend.renew([one, two, three]) == {}
 
 
-def test_a_publish_renews_a_lease_that_was_not_renewed_for_a_while(etcd, opened) -> None:
-    backend = opened(etcd.url(namespace=secrets.token_hex(4)), lease=4.0)
+def test_a_publish_renews_a_lease_that_was_not_renewed_for_a_while(etcd, opened, namespace) -> None:
+    backend = opened(etcd.url(namespace=namespace), lease=4.0)
     backend.publish([instance(1)])
     key = f"/{backend.url.namespace}/v1/{SERVICE}/10.0.0.1:2"
     backend.withdraw([instance(1)])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fixtures.engine_etcd import EtcdCluster, EtcdEngine
+from fixtures.engine_etcd import EtcdCluster
 from fixtures.engine_watchers import RecordingWatcher, in_the_end, instance
 from fixtures.waiting import wait_until
 from rpcwheel.errors import RegistryUnavailable
@@ -13,8 +13,6 @@ ONE, TWO = instance(1), instance(2)
 
 @pytest.fixture
 def cluster():
-    if reason := EtcdEngine.available():
-        pytest.skip(reason)
     with EtcdCluster() as running:
         yield running
 

@@ -1,11 +1,7 @@
 """The watch stream of an etcd backend: threads, timers and streams."""
 
-import secrets
 import threading
-from collections.abc import Callable
 from contextlib import closing
-
-import pytest
 
 from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_watchers import RecordingWatcher, instance
@@ -14,20 +10,13 @@ from fixtures.waiting import wait_until
 from rpcwheel.errors import TooManyTimeouts
 from rpcwheel.events.events import RegistryFailed
 from rpcwheel.instance import ServiceInstance
-from rpcwheel.registry.backend import RegistryBackend, Settings
+from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
 from rpcwheel.timer import WheelTimer
 
 etcd = engine_fixture(EtcdEngine)
 
 SERVICE = "shop.Orders"
-
-
-@pytest.fixture
-def make(etcd: EtcdEngine, opened) -> Callable[[], RegistryBackend]:
-    """Makes backends in a namespace of the test's own, which are closed in the end."""
-    namespace = secrets.token_hex(4)
-    return lambda: opened(etcd.url(namespace=namespace))
 
 
 def of(service: str) -> ServiceInstance:
@@ -81,9 +70,9 @@ def test_a_view_has_the_ids_that_changed(make, etcd) -> None:
     assert later[-1].changed == {"other"}
 
 
-def test_a_probe_without_a_response_is_detected_by_the_given_timer(etcd, timer) -> None:
+def test_a_probe_without_a_response_is_detected_by_the_given_timer(etcd, timer, namespace) -> None:
     with etcd.proxy() as proxy:
-        url = etcd.url(port=proxy.port, namespace=secrets.token_hex(4))
+        url = etcd.url(port=proxy.port, namespace=namespace)
         with closing(open_backend(url, Settings(15.0, 10.0, timer))) as backend:
             watcher = RecordingWatcher()
             backend.watch(SERVICE, watcher)

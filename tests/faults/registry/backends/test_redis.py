@@ -14,20 +14,15 @@ from fixtures.engine_watchers import (
     instance,
     namespace,
     opened,
-    publishes,
     tls_files,
 )
 from fixtures.engines import engine_fixture
-from fixtures.ports import free_port
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import wait_until
 from rpcwheel.errors import (
-    ConfigurationError,
     RegistryClosed,
     RegistryRefused,
     RegistryUnavailable,
 )
-from rpcwheel.registry.backend import Settings
-from rpcwheel.registry.backends import open_backend
 
 __all__ = ["namespace", "opened", "tls_files"]
 
@@ -62,16 +57,6 @@ def test_the_keys_of_an_abandoned_namespace_expire(redis, opened, namespace):
     kinds = {*KINDS, f"log:{A.service}"} - {"began"}
     left = [redis.ask("PTTL", f"{{{namespace}}}:{kind}") for kind in kinds]
     assert all(30_000 < ms <= 60_000 for ms in left)
-
-
-def test_an_instance_whose_lease_has_ended_is_removed(redis, opened, namespace):
-    watcher = RecordingWatcher()
-    other = opened(redis.url(namespace=namespace), lease=1.0)
-    other.watch(A.service, watcher)
-    backend = opened(redis.url(namespace=namespace), lease=1.0)
-    assert publishes(backend, watcher, A)
-    assert watcher.sees()
-    assert other.services() == []
 
 
 def test_foreign_records_are_returned_and_not_withdrawn(redis, opened, namespace):
@@ -264,24 +249,12 @@ def test_another_database_is_another_registry(redis, opened, namespace):
     assert not opened(redis.url(namespace=namespace)).lookup(A.service).records
 
 
-def test_an_instance_belongs_to_the_registry_that_published_it_last(redis, opened, namespace):
-    first, second = (opened(redis.url(namespace=namespace)) for _ in "12")
-    first.publish([A])
-    second.publish([A])
-    assert first.renew([A]) == {A.key: "missing"}
-    first.close()
-    assert second.renew([A]) == {}
-    assert second.lookup(A.service).records == {A.id: A.encoded()}
-
-
-# Credentials, TLS and URLs
+# Credentials and TLS
 
 
 @pytest.fixture(scope="module")
 def guarded():
     """A server that requires credentials."""
-    if reason := RedisEngine.available():
-        pytest.skip(reason)
     with RedisEngine("--requirepass", "sesame") as engine:
         engine.login = {"password": "sesame"}
         rights = ["~{rpcwheel}:*", "&{rpcwheel}:*", "+@all", "-@admin", "-@dangerous"]
@@ -318,48 +291,11 @@ def test_wrong_credentials_or_missing_rights_raise_registry_refused(guarded, ope
         assert watcher.doubts()
 
 
-def test_mutual_tls(opened, tls_files):
-    if reason := RedisEngine.available():
-        pytest.skip(reason)
-    root, chain, key = map(str, tls_files)
-    with RedisEngine(tls=tls_files) as engine:
-        watcher = RecordingWatcher()
-        url = engine.url(ca=root, cert=chain, key=key).replace("redis:", "rediss:")
-        backend = opened(url)
-        backend.watch(A.service, watcher)
-        backend.publish([A])
-        assert watcher.sees(A)
-        with pytest.raises(RegistryRefused, match="CERTIFICATE_VERIFY_FAILED"):
-            opened(engine.url(tls="true")).lookup(A.service)
-        with pytest.raises(RegistryUnavailable):
-            opened(engine.url()).lookup(A.service)
-        backend.close()
-
-
-def test_a_refused_connection_raises_registry_unavailable_at_once(opened):
-    with pytest.raises(RegistryUnavailable, match="refused"):
-        opened(f"redis://127.0.0.1:{free_port()}", timeout=WAIT_S).publish([A])
-
-
 def test_a_server_that_does_not_answer_raises_registry_unavailable(opened):
     with socket.create_server(("127.0.0.1", 0)) as server:  # takes connections, and says nothing
         backend = opened(f"redis://127.0.0.1:{server.getsockname()[1]}", timeout=0.3)
         with pytest.raises(RegistryUnavailable):
             backend.lookup(A.service)
-
-
-def test_an_invalid_url_raises_configuration_error():
-    refused_urls = {
-        "redis://": "must name one host",
-        "redis://10.0.0.1,10.0.0.2": "must name one host",
-        "redis://127.0.0.1?db=x": "a number from 0",
-        "redis://127.0.0.1?dbs=1": "did you mean 'db'",
-        "redis://127.0.0.1?ca=root.pem": "add tls=true",
-        "rediss://127.0.0.1?key=x.pem": "cert and key go together",
-    }
-    for url, said in refused_urls.items():
-        with pytest.raises(ConfigurationError, match=said):
-            open_backend(url, Settings(2.0, 1.0))
 
 
 # Closing

@@ -8,7 +8,6 @@ from redis.exceptions import OutOfMemoryError
 from fixtures.engine_redis import RedisEngine, field_of
 from fixtures.engine_watchers import (
     RecordingWatcher,
-    closes,
     in_the_end,
     instance,
     opened,
@@ -67,25 +66,6 @@ def watched(redis, opened):
     return backend, watcher
 
 
-def test_instances_survive_a_restart_with_data(redis, watched):
-    backend, watcher = watched
-    redis.restart()
-    assert in_the_end(lambda: backend.renew([A, B])) == {}
-    assert watcher.doubts()
-    assert watcher.sees(A, B)
-
-
-def test_flushall_is_reported_as_wiped(redis, watched):
-    backend, watcher = watched
-    redis.flush()
-    assert watcher.sees()
-    assert watcher.doubts("lost its data")
-    assert set(backend.renew([A, B]).values()) == {"wiped"}
-    backend.publish([A, B])
-    assert backend.renew([A, B]) == {}
-    assert watcher.sees(A, B)
-
-
 def test_a_server_frozen_for_longer_than_the_lease_ends_it(redis, opened):
     backend, watcher = opened(redis.url(), lease=1.0, timeout=0.3), RecordingWatcher()
     backend.watch(A.service, watcher)
@@ -111,39 +91,6 @@ def test_redis_py_does_not_repeat_a_request_without_a_reply(redis, opened):
     with pytest.raises(RegistryUnavailable):
         backend.renew([A])
     assert proxy.accepted <= before + 1  # its own retries connect anew each time
-
-
-def test_a_reset_connection_loses_no_instance(redis, opened):
-    proxy, watcher = redis.proxy(), RecordingWatcher()
-    backend = opened(redis.url(port=proxy.port))
-    backend.watch(A.service, watcher)
-    assert listens(redis)
-    backend.publish([A])
-    assert watcher.sees(A)
-    proxy.reset()
-    assert watcher.doubts()
-    assert in_the_end(lambda: backend.renew([A])) == {}
-    assert watcher.sees(A)
-    in_the_end(lambda: backend.publish([B]))
-    assert watcher.sees(A, B)
-
-
-def test_a_partition_for_longer_than_the_lease_ends_it(redis, opened):
-    proxy, watcher = redis.proxy(), RecordingWatcher()
-    backend, beside = (
-        opened(redis.url(port=proxy.port), lease=1.0, timeout=0.3),
-        opened(redis.url()),
-    )
-    backend.watch(A.service, watcher)
-    assert publishes(backend, watcher, A)
-    proxy.blackhole(new=True)
-    with pytest.raises(RegistryUnavailable):
-        backend.renew([A])
-    assert watcher.doubts()
-    assert wait_until(lambda: not beside.lookup(A.service).records)
-    proxy.heal()
-    assert in_the_end(lambda: backend.renew([A])) == {A.key: "lease"}
-    assert publishes(backend, watcher, A)
 
 
 def test_records_deleted_by_hand_are_reported_as_missing(redis, watched):
@@ -225,31 +172,6 @@ def test_the_listener_gives_up_a_silent_connection(redis, opened):
     assert wait_until(lambda: proxy.accepted >= before + 2)
     assert watcher.doubts()
     assert watcher.sees()
-
-
-def test_a_watch_that_starts_before_the_server_gets_a_view_when_it_starts(redis, opened):
-    backend, watcher = opened(redis.url(), lease=2), RecordingWatcher()
-    redis.stop()
-    backend.watch(A.service, watcher)
-    with pytest.raises(RegistryUnavailable, match="refused"):
-        backend.publish([A])
-    assert watcher.doubts()
-    redis.start()
-    assert publishes(backend, watcher, A)
-    assert watcher.after_doubt == watcher.news
-
-
-@pytest.mark.parametrize("fault", ["kill9", "freeze"])
-def test_closing_does_not_wait_for_a_server_that_does_not_answer(fault, redis, opened):
-    backend, watcher = opened(redis.url(), timeout=4 * WAIT_S), RecordingWatcher()
-    backend.watch(A.service, watcher)
-    backend.publish([A])
-    assert watcher.sees(A)
-    getattr(redis, fault)()
-    try:
-        assert closes(backend)
-    finally:
-        redis.start() if fault == "kill9" else redis.thaw()
 
 
 # A server at maxmemory
@@ -355,8 +277,6 @@ def test_a_longer_lease_of_another_process_is_not_shortened(redis, opened):
 
 
 def test_a_cluster_node_is_reported_as_not_supported(opened):
-    if reason := RedisEngine.available():
-        pytest.skip(reason)
     said = "Redis Cluster is not supported: give the URL of a Redis server outside a cluster"
     with RedisEngine("--cluster-enabled", "yes") as one, RedisEngine(*one.flags) as two:
         backend, watcher = opened(one.url()), RecordingWatcher()

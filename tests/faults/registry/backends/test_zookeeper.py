@@ -1,16 +1,13 @@
-"""ZooKeeper without faults: nodes, nodes of others, watches, logins and URLs."""
+"""ZooKeeper without faults: nodes, nodes of others, watches and logins."""
 
 import json
 import logging
-import socket
-import threading
 
 import pytest
 from kazoo.security import make_acl, make_digest_acl
 
 from fixtures.engine_watchers import (
     RecordingWatcher,
-    error_of,
     instance,
     namespace,
     opened,
@@ -18,18 +15,16 @@ from fixtures.engine_watchers import (
 )
 from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.engines import engine_fixture
+from fixtures.listeners import listen
 from fixtures.ports import free_port
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
-    ConfigurationError,
     RegistryRefused,
     RegistryUnavailable,
 )
-from rpcwheel.registry.backend import Settings
-from rpcwheel.registry.backends import open_backend
 from rpcwheel.registry.backends.zookeeper_nodes import FULL_EVERY
 
-__all__ = ["namespace", "opened", "tls_files"]
+__all__ = ["listen", "namespace", "opened", "tls_files"]
 
 zookeeper = engine_fixture(ZookeeperEngine)
 A, B = instance(1), instance(2)
@@ -45,16 +40,6 @@ def test_an_instance_is_an_ephemeral_node_of_json(zookeeper, opened, namespace):
     assert json.loads(data)["host"] == "10.0.0.1"
     assert stat.ephemeralOwner
     assert data == A.encoded()
-
-
-def test_ids_survive_the_encoding_of_node_names(zookeeper, opened, namespace):
-    backend = opened(zookeeper.url(namespace=namespace))
-    odd = [instance(id=name) for name in (".", "..", "a%b", "%2E", "ünü", "\x80", "[::1]:1")]
-    backend.publish(odd)
-    assert backend.lookup(A.service).records == {one.id: one.encoded() for one in odd}
-    assert backend.renew(odd) == {}
-    backend.withdraw(odd)
-    assert backend.lookup(A.service).records == {}
 
 
 def test_nodes_of_others_are_returned_unchanged_beside_ours(zookeeper, opened, namespace):
@@ -170,23 +155,11 @@ def test_a_renewal_notices_nodes_that_vanish_or_are_replaced_after_one_before(
 
 
 def _received(engine) -> int:
-    with socket.create_connection(("127.0.0.1", engine.port), WAIT_S) as connection:
-        connection.sendall(b"srvr")
-        said = b"".join(iter(lambda: connection.recv(4096), b"")).decode()
-    return int(next(line for line in said.splitlines() if "Received" in line).split()[1])
+    lines = engine.status().splitlines()
+    return int(next(line for line in lines if "Received" in line).split()[1])
 
 
-def test_two_registries_of_one_process_have_separate_sessions(zookeeper, opened, namespace):
-    first, second = (opened(zookeeper.url(namespace=namespace)) for _ in "12")
-    first.publish([A])
-    second.publish([A])
-    assert first.renew([A]) == {A.key: "missing"}
-    first.close()
-    assert second.renew([A]) == {}
-    assert second.lookup(A.service).records == {A.id: A.encoded()}
-
-
-# Logins and URLs
+# Logins
 
 
 def test_nodes_created_with_credentials_cannot_be_read_without_them(
@@ -238,22 +211,6 @@ def test_a_watch_without_read_permission_is_suspect(zookeeper, opened, namespace
     assert not watcher.views
 
 
-def test_tls_with_certificates_on_both_sides(opened, tls_files):
-    if reason := ZookeeperEngine.available():
-        pytest.skip(reason)
-    root, chain, key = map(str, tls_files)
-    with ZookeeperEngine(tls=tls_files) as engine:
-        backend = opened(engine.url(tls="true", ca=root, cert=chain, key=key))
-        backend.publish([A])
-        assert backend.lookup(A.service).records
-        for url in (engine.url(tls="true"), engine.url(tls="true", ca=root)):
-            with pytest.raises(RegistryRefused, match=r"(?i)certificate"):
-                opened(url).lookup(A.service)
-        with pytest.raises(RegistryUnavailable):
-            opened(engine.url(), timeout=0.3).lookup(A.service)
-        backend.close()
-
-
 def test_one_of_several_hosts_is_enough(zookeeper, opened):
     url = zookeeper.url().replace("//", f"//127.0.0.1:{free_port()},")
     backend = opened(url, timeout=WAIT_S)
@@ -261,44 +218,12 @@ def test_one_of_several_hosts_is_enough(zookeeper, opened):
     assert backend.renew([A]) == {}
 
 
-def test_an_error_says_that_the_connection_was_refused(opened):
-    backend = opened(f"zookeeper://127.0.0.1:{free_port()}", timeout=0.3)
-    assert wait_until(lambda: "refused" in error_of(backend))
-
-
-def test_a_server_that_is_no_zookeeper_is_unavailable(opened):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=_talk_nonsense, args=(server,), daemon=True).start()
-        backend = opened(f"zookeeper://127.0.0.1:{server.getsockname()[1]}", timeout=0.5)
-        with pytest.raises(RegistryUnavailable):
-            backend.lookup(A.service)
-        backend.close()
-        server.shutdown(socket.SHUT_RDWR)
-
-
-def _talk_nonsense(server) -> None:
-    try:
-        while True:
-            connection, _ = server.accept()
-            with connection:
-                connection.sendall(b"\0\0\0\x05HTTP/1.1 400 Bad Request\r\n\r\n" * 10)
-    except OSError:
-        return
-
-
-def test_a_bad_url_is_refused_at_once():
-    refused_urls = {
-        "zookeeper://": "the host is missing",
-        "zookeeper://ann@127.0.0.1": "user:password",
-        "zookeeper://127.0.0.1?namespace=zookeeper": "ZooKeeper's own",
-        "zookeeper://127.0.0.1?tsl=true": "did you mean 'tls'",
-        "zookeeper://127.0.0.1?ca=root.pem": "add tls=true",
-        "zookeepers://127.0.0.1?cert=x.pem": "cert and key go together",
-        "zookeepers://127.0.0.1?ca=nowhere.pem": "can't be used",
-    }
-    for url, said in refused_urls.items():
-        with pytest.raises(ConfigurationError, match=said):
-            open_backend(url, Settings(2.0, 1.0))
+def test_a_server_that_is_no_zookeeper_is_unavailable(listen, opened):
+    nonsense = b"\0\0\0\x05HTTP/1.1 400 Bad Request\r\n\r\n" * 10
+    listener = listen(lambda sock: sock.sendall(nonsense))
+    backend = opened(f"zookeeper://127.0.0.1:{listener.port}", timeout=0.5)
+    with pytest.raises(RegistryUnavailable):
+        backend.lookup(A.service)
 
 
 # Closing

@@ -3,7 +3,7 @@
 import pytest
 
 from fixtures.engine_watchers import RecordingWatcher, in_the_end, instance, opened
-from fixtures.engine_zookeeper import ZookeeperCluster, ZookeeperEngine
+from fixtures.engine_zookeeper import ZookeeperCluster
 from fixtures.waiting import wait_until
 from rpcwheel.errors import RegistryUnavailable
 
@@ -15,8 +15,6 @@ LEASE, TIMEOUT = 6.0, 1.0
 
 @pytest.fixture
 def cluster():
-    if reason := ZookeeperEngine.available():
-        pytest.skip(reason)
     with ZookeeperCluster() as running:
         yield running
 

@@ -3,18 +3,14 @@
 import random
 import socket
 import struct
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 
 import pytest
 from kazoo.exceptions import NoNodeError
 
 from fixtures.engine_watchers import (
     RecordingWatcher,
-    closes,
-    error_of,
     in_the_end,
     instance,
     opened,
@@ -22,10 +18,11 @@ from fixtures.engine_watchers import (
 )
 from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.engines import engine_fixture
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.listeners import listen, silent
+from fixtures.waiting import wait_until
 from rpcwheel.errors import RegistryUnavailable
 
-__all__ = ["opened"]
+__all__ = ["listen", "opened"]
 
 zookeeper = engine_fixture(ZookeeperEngine)
 A, B = instance(1), instance(2)
@@ -41,19 +38,11 @@ def clean(request):
 
 
 @pytest.fixture
-def watched(zookeeper, opened):
-    """A backend that has published two instances, and a watcher in another backend."""
-    url, watcher = zookeeper.url(), RecordingWatcher()
-    backend, other = opened(url, lease=60, timeout=1), opened(url, lease=6, timeout=1)
-    other.watch(A.service, watcher)
-    in_the_end(lambda: backend.publish([A, B]))
-    assert watcher.sees(A, B)
-    return backend, watcher
-
-
-@pytest.fixture
 def calm(zookeeper, opened):
-    """The same, with leases so long that there is no periodic read within the test."""
+    """A backend that has published two instances, and a watcher in another backend.
+
+    Their leases are so long that there is no periodic read within the test.
+    """
     backend, other, watcher = (
         opened(zookeeper.url()),
         opened(zookeeper.url(), lease=30),
@@ -65,86 +54,50 @@ def calm(zookeeper, opened):
     return backend, watcher
 
 
-def test_after_a_crash_the_session_and_all_nodes_are_still_there(zookeeper, watched):
-    backend, watcher = watched
-    before = len(watcher.news)
-    zookeeper.restart()
-    assert in_the_end(lambda: backend.renew([A, B])) == {}
-    assert watcher.doubts(since=before)
-    assert watcher.sees(A, B)
-    seen = {news for news in watcher.news[before:] if not isinstance(news, str)}
-    assert seen == {frozenset({A.id, B.id})}
-    told_on = {name.rpartition("-")[0] for name in watcher.threads}
-    assert told_on == {"rpcwheel-worker"}  # not kazoo's
-
-
-def test_after_a_wipe_renew_reports_all_and_they_can_be_published_again(zookeeper, watched):
-    backend, watcher = watched
-    zookeeper.wipe()
-    # kazoo alone would offer its zxid, and be refused, forever
-    assert in_the_end(lambda: backend.renew([A, B])) == {A.key: "wiped", B.key: "wiped"}
-    in_the_end(lambda: backend.publish([A, B]))
-    assert in_the_end(lambda: backend.renew([A, B])) == {}
-    assert watcher.doubts()
-    assert watcher.sees(A, B)
-
-
-def test_after_a_server_has_closed_the_connection_the_client_sends_zxid_0(zookeeper, opened):
+def test_after_a_server_has_closed_the_connection_the_client_sends_zxid_0(
+    zookeeper, opened, listen
+):
     proxy = zookeeper.proxy()
-    with _server_without_answers() as (port, offers):
-        url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
-        backend = opened(url, lease=60)
-        in_the_end(lambda: backend.publish([A]))
-        assert in_the_end(lambda: backend.renew([A])) == {}
-        offers.clear()
-        proxy.close()
-        assert wait_until(lambda: len(offers) > 2)
-        first, *others = offers
-        assert first > 0
-        assert set(others) == {0}
+    port, offers = _server_without_answers(listen)
+    url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
+    backend = opened(url, lease=60)
+    in_the_end(lambda: backend.publish([A]))
+    assert in_the_end(lambda: backend.renew([A])) == {}
+    offers.clear()
+    proxy.close()
+    assert wait_until(lambda: len(offers) > 2)
+    first, *others = offers
+    assert first > 0
+    assert set(others) == {0}
 
 
-def test_a_silent_server_is_given_twice_as_long_each_time(zookeeper, opened):
+def test_a_silent_server_is_given_twice_as_long_each_time(zookeeper, opened, listen):
     proxy = zookeeper.proxy()
-    with _server_without_answers(hangs_up=False) as (port, offers):
-        url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
-        backend = opened(url, lease=60, timeout=0.3)
-        in_the_end(lambda: backend.publish([A]))
-        offers.clear()
-        proxy.close()
-        assert wait_until(lambda: backend._session._handler._answer_timeout_s >= 4 * 0.3)
-        assert wait_until(lambda: len(offers) > 2)
-        first, *others = offers[:3]
-        assert first > 0
-        assert set(others) == {first}
+    port, offers = _server_without_answers(listen, hangs_up=False)
+    url = zookeeper.url(port=proxy.port).replace("//", f"//127.0.0.1:{port},")
+    backend = opened(url, lease=60, timeout=0.3)
+    in_the_end(lambda: backend.publish([A]))
+    offers.clear()
+    proxy.close()
+    assert wait_until(lambda: backend._session._handler._answer_timeout_s >= 4 * 0.3)
+    assert wait_until(lambda: len(offers) > 2)
+    first, *others = offers[:3]
+    assert first > 0
+    assert set(others) == {first}
 
 
-@contextmanager
-def _server_without_answers(*, hangs_up: bool = True) -> Iterator[tuple[int, list[int]]]:
-    """A server that answers no connection; gives its port, and the zxids that clients offer."""
+def _server_without_answers(listen, *, hangs_up: bool = True) -> tuple[int, list[int]]:
+    """A server that answers no connection; its port, and the zxids that clients offer."""
     offers: list[int] = []
 
-    def listen() -> None:
-        with ExitStack() as kept:
-            while True:
-                try:
-                    connection = kept.enter_context(server.accept()[0])
-                except OSError:
-                    return
-                request = connection.recv(16, socket.MSG_WAITALL)
-                if len(request) == 16:
-                    offers.append(struct.unpack(">iiq", request)[2])
-                if hangs_up:
-                    connection.close()
+    def talk(sock: socket.socket) -> None:
+        request = sock.recv(16, socket.MSG_WAITALL)
+        if len(request) == 16:
+            offers.append(struct.unpack(">iiq", request)[2])
+        if not hangs_up:
+            silent(sock)
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=listen, daemon=True)
-        thread.start()
-        try:
-            yield server.getsockname()[1], offers
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join()
+    return listen(talk).port, offers
 
 
 def test_a_connection_without_an_answer_is_replaced_after_the_timeout(zookeeper, opened):
@@ -187,33 +140,6 @@ def test_after_a_server_was_frozen_for_longer_than_the_session_all_comes_back(zo
         zookeeper.thaw()
     # depends on whether the server ends the session before the client's ping arrives
     assert in_the_end(lambda: backend.renew([A])) in ({}, {A.key: "session"})
-    assert publishes(backend, watcher, A)
-
-
-def test_after_a_reset_connection_the_session_continues(zookeeper, opened):
-    proxy, watcher = zookeeper.proxy(), RecordingWatcher()
-    backend = opened(zookeeper.url(port=proxy.port))
-    backend.watch(A.service, watcher)
-    backend.publish([A])
-    assert watcher.sees(A)
-    proxy.reset()
-    assert watcher.doubts()
-    assert in_the_end(lambda: backend.renew([A])) == {}
-    assert watcher.sees(A)
-
-
-def test_after_a_black_hole_longer_than_the_session_publishing_works_again(zookeeper, opened):
-    proxy, watcher = zookeeper.proxy(), RecordingWatcher()
-    backend = opened(zookeeper.url(port=proxy.port), lease=1, timeout=0.5)
-    backend.watch(A.service, watcher)
-    assert publishes(backend, watcher, A)
-    proxy.blackhole(new=True)
-    with pytest.raises(RegistryUnavailable):
-        backend.renew([A])
-    beside = opened(zookeeper.url())
-    assert wait_until(lambda: not beside.lookup(A.service).records)
-    proxy.heal()
-    assert in_the_end(lambda: backend.renew([A])) == {A.key: "session"}
     assert publishes(backend, watcher, A)
 
 
@@ -273,18 +199,6 @@ def test_a_node_overwritten_by_an_operator_is_seen_and_missing(zookeeper, calm):
     assert backend.renew([A, B]) == {A.key: "missing"}
     backend.publish([A])
     assert wait_until(lambda: watcher.views[-1].records[A.id] == A.encoded())
-
-
-def test_a_watch_may_begin_while_the_server_is_down(zookeeper, opened):
-    backend, watcher = opened(zookeeper.url(), timeout=1), RecordingWatcher()
-    zookeeper.stop()
-    backend.watch(A.service, watcher)
-    assert wait_until(lambda: "refused" in error_of(backend))
-    assert watcher.doubts()
-    zookeeper.start()
-    in_the_end(lambda: backend.publish([A]))
-    assert watcher.sees(A)
-    assert watcher.after_doubt == watcher.news
 
 
 def test_a_client_without_contact_for_two_leases_is_replaced(zookeeper, opened):
@@ -361,18 +275,5 @@ def test_watches_and_renewals_are_right_after_any_sequence_of_changes(zookeeper,
             step()
         compare()
     assert watcher.wrong == []
-
-
-@pytest.mark.parametrize("fault", ["dead", "deaf"])
-def test_closing_does_not_wait_for_a_server_that_does_not_answer(fault, zookeeper, opened):
-    proxy, watcher = zookeeper.proxy(), RecordingWatcher()
-    backend = opened(zookeeper.url(port=proxy.port), timeout=4 * WAIT_S)
-    backend.watch(A.service, watcher)
-    backend.publish([A])
-    assert watcher.sees(A)
-    if fault == "dead":
-        proxy.close()
-        assert watcher.doubts()
-    else:
-        proxy.blackhole(new=True)
-    assert closes(backend)
+    called_on = {name.rpartition("-")[0] for name in watcher.threads}
+    assert called_on == {"rpcwheel-worker"}  # not kazoo's
