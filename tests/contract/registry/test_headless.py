@@ -76,17 +76,13 @@ def pods(make_shop):
 
 
 @pytest.fixture
-def backend():
+def backend(closed_later):
     """Open a backend that is closed with the test."""
-    opened = []
 
     def open_one(url, timer=None, timeout_s=WAIT_S):
-        opened.append(open_backend(url, Settings(15.0, timeout_s, timer)))
-        return opened[-1]
+        return closed_later(open_backend(url, Settings(15.0, timeout_s, timer)))
 
-    yield open_one
-    for one in opened:
-        one.close()
+    return open_one
 
 
 def who(channel, times=6):
