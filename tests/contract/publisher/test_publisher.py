@@ -19,7 +19,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from fixtures.forks import holds_in_child
-from fixtures.shops import HOLD, SERVICE, WHO, AioShop, Shop
+from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
@@ -82,20 +82,6 @@ def started(shop, *args, **settings):
     published.start()
     assert published.wait_published(WAIT_S)
     return published
-
-
-@pytest.fixture
-def make_world_shop(world):
-    """Create servers of this world that are stopped after the test."""
-    made = []
-
-    def make(*args, **options):
-        made.append(world.do({"sync": Shop, "aio": AioShop}[world.name], *args, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        world.do(getattr(one, "end", one.close))
 
 
 @pytest.fixture
