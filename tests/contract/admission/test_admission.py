@@ -110,7 +110,7 @@ def test_calls_that_cannot_be_sent_do_not_open_the_breaker(client, timer, events
         with contextlib.suppress(Exception):  # grpc.aio sends an empty message after the first kind
             client.ask(channel, **unsendable)
     assert client.ask(channel) == b"x"
-    assert [event for event in events if isinstance(event, BreakerOpened)] == []
+    assert events.of(BreakerOpened) == []
 
 
 @in_every_way
@@ -124,7 +124,7 @@ def test_requests_that_cannot_be_iterated_do_not_open_the_breaker(client, timer,
         with contextlib.suppress(Exception, asyncio.CancelledError):
             client.answer(client.begin(channel, requests=requests()))
     assert client.answer(client.begin(channel, requests=[b"x"])) == b"x"
-    assert [event for event in events if isinstance(event, BreakerOpened)] == []
+    assert events.of(BreakerOpened) == []
 
 
 @in_every_way

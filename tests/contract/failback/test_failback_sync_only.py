@@ -115,5 +115,5 @@ def test_an_interrupted_close_reports_the_queued_calls(invoker, events):
     failback.invoke(push)
     with ctrl_c, pytest.raises(KeyboardInterrupt):
         failback.close(drain_timeout=float("inf"))
-    assert any(isinstance(event, FailbackLost) for event in events)
+    assert events.of(FailbackLost)
     assert failback.pending == 0

@@ -159,7 +159,7 @@ def test_not_serving_counts_as_an_answer_unless_the_probe_requires_serving(
     assert wait_until(lambda: heartbeat.misses == 1)
     assert heartbeat.serving is False
     assert wait_until(lambda: HeartbeatMissed in kinds(events))
-    assert next(e for e in events if isinstance(e, HeartbeatMissed)).answer == "NOT_SERVING"
+    assert events.of(HeartbeatMissed)[0].answer == "NOT_SERVING"
     server.answer = SERVING
     heartbeat.beat()
     assert wait_until(lambda: heartbeat.state is ALIVE and heartbeat.serving)
@@ -179,7 +179,7 @@ def test_a_probe_that_fails_is_reported_and_the_answer_counts(
         assert wait_until(lambda count=count: heartbeat.answered == count)
         assert wait_until(lambda count=count: kinds(events).count(CallbackFailed) == count)
     assert [seen.requests for seen in server.calls] == [[b"hello"]] * 4
-    first, *_, last = (event.error for event in events if isinstance(event, CallbackFailed))
+    first, *_, last = (event.error for event in events.of(CallbackFailed))
     assert "judge must return a ProbeResult" in str(first)
     assert isinstance(last, IndexError)
     assert heartbeat.state is ALIVE
@@ -216,10 +216,10 @@ def test_a_dead_connection_is_replaced_and_the_new_one_is_alive_after_an_answer(
     assert (channel.number, heartbeat.replaced) == (2, 1)
     assert world.call(channel, "unary_unary", b"again").result() == b"again"
     assert wait_until(lambda: kinds(events).count(ConnectionAlive) == 1)
-    died = next(event for event in events if isinstance(event, ConnectionDead))
+    died = events.of(ConnectionDead)[0]
     assert died.silent_s > 180
     assert wait_until(lambda: ConnectionReplaced in kinds(events))
-    replaced = next(event for event in events if isinstance(event, ConnectionReplaced))
+    replaced = events.of(ConnectionReplaced)[0]
     assert re.fullmatch(r"no answer to heartbeats for 18\d\.\d s", replaced.reason)
     assert wait_until(lambda: changes and changes[-1][2] is ALIVE)
     assert [(old, new) for _, old, new in changes if DEAD in {old, new}] == [
@@ -312,7 +312,7 @@ def test_misses_while_the_channel_is_ready_do_not_lead_to_death(
     assert (heartbeat.state, channel.number) == (SUSPECT, 1)
     assert heartbeat.misses >= 10
     assert wait_until(lambda: HeartbeatMissed in kinds(events))
-    assert {e.answer for e in events if isinstance(e, HeartbeatMissed)} == {answer}
+    assert {e.answer for e in events.of(HeartbeatMissed)} == {answer}
     assert ConnectionDead not in kinds(events)
 
 
@@ -443,7 +443,7 @@ def test_a_timer_that_stops_ends_its_heartbeats_with_an_event(
     server.answer.set()
     assert wait_until(lambda: heartbeat.state is CLOSED)
     assert wait_until(lambda: ExecutorRejected in kinds(events))
-    event = next(event for event in events if isinstance(event, ExecutorRejected))
+    event = events.of(ExecutorRejected)[0]
     assert event.task == f"heartbeat of {server.target}"
     assert isinstance(event.error, TimerStopped)
     assert manager.heartbeats == ()

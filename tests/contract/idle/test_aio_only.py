@@ -10,7 +10,7 @@ import threading
 import grpc
 import pytest
 
-from fixtures.idle_server import echo, events_of, hold, is_quiet, is_working
+from fixtures.idle_server import echo, hold, is_quiet, is_working
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.events import ConnectionClosed
 from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
@@ -98,7 +98,7 @@ def test_a_call_that_waits_for_a_blocked_loop_keeps_its_connection(server, event
     advance_without_the_loop(server, *TRIES)
     go_on.set()
     assert second.result(WAIT_S) == b"2"
-    assert not events_of(events, ConnectionClosed)
+    assert not events.of(ConnectionClosed)
 
 
 @pytest.mark.parametrize("is_seen_late", [False, True])
@@ -119,7 +119,7 @@ def test_a_call_whose_request_has_not_arrived_keeps_its_connection(server, event
         server.advance(seconds)
     come.set()
     assert late.result(WAIT_S) == b"2"
-    assert not events_of(events, ConnectionClosed)
+    assert not events.of(ConnectionClosed)
 
 
 async def test_detection_ends_with_the_block_and_leaves_no_timeout(timer):

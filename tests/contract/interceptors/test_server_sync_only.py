@@ -77,10 +77,6 @@ def test_a_handler_that_pushes_responses_pushes_them_and_sees_what_is_current():
     assert answers[1:] == [b"sheddable"]
 
 
-def slow_calls(events):
-    return [event for event in events if isinstance(event, CallSlow)]
-
-
 def test_slow_call_threshold_includes_the_time_until_the_first_response(timer, events):
     gate = Gate()
 
@@ -97,7 +93,7 @@ def test_slow_call_threshold_includes_the_time_until_the_first_response(timer, e
         timer.advance(3)
         gate.opened.set()
         assert list(call) == [b"x"]
-    assert wait_until(lambda: len(slow_calls(events)) == 1)
+    assert wait_until(lambda: len(events.of(CallSlow)) == 1)
 
 
 def pushing(pushes):
@@ -133,7 +129,7 @@ def test_a_stream_of_pushed_responses_is_slow_until_its_end(cancelled, timer, ev
             thread.join()
         assert wait_until(lambda: timer.pending == 0)
     # A worker may report a slow call of a client of an earlier test now, on a busy machine.
-    assert [event for event in slow_calls(events) if event.side == "server"] == []
+    assert [event for event in events.of(CallSlow) if event.side == "server"] == []
 
 
 # --- Counts ---

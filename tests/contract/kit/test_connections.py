@@ -187,7 +187,7 @@ def test_a_closed_kit_ignores_new_subchannels(shop, world, kit, balanced, events
     instance = ServiceInstance(service="shop", host="127.0.0.1", port=shop.port)
     world.do(balanced.update, [instance])
     assert world.call(balanced).result() == b"x"
-    assert not [event for event in events if isinstance(event, CallbackFailed)]
+    assert not events.of(CallbackFailed)
 
 
 def test_each_server_has_its_own_connection_table(world, kit):
@@ -230,7 +230,7 @@ def test_a_heartbeat_uses_the_probe_of_its_channel(shop, timer):
 def test_close_reports_servers_without_detect_idle(events):
     with Kit(idle=60.0) as kit:
         kit.server_interceptors()
-    (limited,) = (one for one in events if isinstance(one, IdleDetectionLimited))
+    (limited,) = events.of(IdleDetectionLimited)
     assert "detect_idle(server) was not called for 1 of its servers" in limited.reason
 
 

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from fixtures.idle_server import events_of
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S
 from rpcwheel import ConfigurationError, Kit, RegistryPolicy, RetryPolicy
@@ -71,7 +70,7 @@ def test_a_server_without_the_interceptors_of_the_kit_is_reported_as_without_an_
     url = f"sqlite://{tmp_path}/registry.db"
     with entered(world, kit.serve, server, publish=url, service=SERVICE, **QUICK):
         assert kit.detectors == ()
-        (limited,) = events_of(events, IdleDetectionLimited)
+        (limited,) = events.of(IdleDetectionLimited)
         assert "interceptors=kit.server_interceptors()" in limited.reason
 
 
@@ -84,7 +83,7 @@ def test_a_server_that_has_an_idle_detector_is_not_reported_as_without_one(
     url = f"sqlite://{tmp_path}/registry.db"
     with entered(world, kit.serve, served, publish=url, service=SERVICE, **QUICK):
         assert len(kit.detectors) == 1
-    assert events_of(events, IdleDetectionLimited) == []
+    assert events.of(IdleDetectionLimited) == []
 
 
 def test_serve_with_several_servers_needs_the_connection_table(make_shop, memory):

@@ -110,11 +110,7 @@ def ask(port, method=WHO):
 
 
 def steps(events):
-    return [one.step for one in events if isinstance(one, ShutdownStep)]
-
-
-def failures(events):
-    return [one for one in events if isinstance(one, CallbackFailed)]
+    return [one.step for one in events.of(ShutdownStep)]
 
 
 # Start
@@ -133,7 +129,7 @@ def test_a_server_without_a_port_is_bound_published_and_stopped_in_order(
     world.do(published.stop, reason="enough")
     assert wait_until(lambda: ids(registry) == [])
     assert wait_until(lambda: steps(events) == ALL)
-    shutdown_steps = [one for one in events if isinstance(one, ShutdownStep)]
+    shutdown_steps = events.of(ShutdownStep)
     assert {(one.server, one.reason) for one in shutdown_steps} == {
         (f"{SERVICE} at {where}", "enough")
     }
@@ -539,7 +535,7 @@ def test_a_hurried_stop_does_not_wait_for_a_frozen_registry(shop, flaky, timer, 
     timer.advance(0.6)  # more than it may take without grace
     published.stop(grace=0)
     assert wait_until(lambda: steps(events) == ALL)
-    (failed,) = [one for one in events if isinstance(one, WithdrawalFailed)]
+    (failed,) = events.of(WithdrawalFailed)
     assert failed.registry == frozen.url
 
 
@@ -593,7 +589,7 @@ def test_a_failed_withdrawal_is_an_event_and_a_closed_registry_is_not(
     ):
         registry.close()
     assert wait_until(lambda: steps(events) == ALL)
-    (failed,) = failures(events)
+    (failed,) = events.of(CallbackFailed)
     assert isinstance(failed.error, LookupError)
 
 
@@ -692,7 +688,7 @@ def test_a_health_servicer_that_hangs_and_fails_does_not_delay_the_stop(
         pass
     assert wait_until(lambda: steps(events) == ALL)
     goes_on.set()
-    assert wait_until(lambda: failures(events))
+    assert wait_until(lambda: events.of(CallbackFailed))
 
 
 def test_wait_ends_after_a_signal_that_does_not_interrupt_the_main_thread(shop, memory):
