@@ -1,8 +1,8 @@
 """The pages of docs/benchmarks: pictures, comparisons and tables have the same figures."""
 
 import re
+import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,24 +13,27 @@ DOCS = ROOT / "docs" / "benchmarks"
 PAGES = sorted(path for path in DOCS.glob("*.md") if path.name != "index.md")
 
 
-def check(directory=DOCS):
-    """The exit status, and the files that differ from the tables of their page."""
-    run = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "--check", str(directory)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.stderr == ""
-    return run.returncode, run.stdout.split()
+@pytest.fixture
+def check(monkeypatch, capsys):
+    """Returns the exit status, and the files that differ from the tables of their page."""
+    monkeypatch.syspath_prepend(ROOT)
+
+    def run(directory=DOCS):
+        monkeypatch.setattr(sys, "argv", ["benchmarks", "--check", str(directory)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module("benchmarks", run_name="__main__")
+        output, errors = capsys.readouterr()
+        assert errors == ""
+        return ended.value.code, output.split()
+
+    return run
 
 
-def test_pictures_and_comparisons_have_the_figures_of_the_tables():
+def test_pictures_and_comparisons_have_the_figures_of_the_tables(check):
     assert check() == (0, [])
 
 
-def test_a_figure_that_differs_from_its_picture_and_comparisons_is_found(tmp_path):
+def test_a_figure_that_differs_from_its_picture_and_comparisons_is_found(check, tmp_path):
     shutil.copytree(DOCS, tmp_path, dirs_exist_ok=True)
     page = tmp_path / "timer.md"
     text = page.read_text()

@@ -1,41 +1,20 @@
 """A circuit breaker that asks the server whether it serves, before it sends calls again."""
 
-import grpc
 import pytest
 
+from fixtures.heartbeats import NOT_SERVING, SERVING, HealthServer
 from fixtures.shop import Shop
 from fixtures.waiting import wait_until
 from rpcwheel.admission import BreakerPolicy
 
 BREAKER = BreakerPolicy(window_calls=2, minimum_calls=2, half_open_calls=1, open_duration=10.0)
 
-SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
-
-
-class Health(grpc.GenericRpcHandler):
-    """The health service: answers with `response`, and counts the checks."""
-
-    response = NOT_SERVING
-    checks = 0
-
-    def service(self, details):
-        if details.method != "/grpc.health.v1.Health/Check":
-            return None
-        return grpc.unary_unary_rpc_method_handler(self._check)
-
-    def _check(self, request, context):
-        self.checks += 1
-        return self.response
-
 
 @pytest.fixture
-def health():
-    return Health()
-
-
-@pytest.fixture
-def shop(health):
-    with Shop(health) as shop:
+def shop():
+    """A server that is not serving."""
+    with HealthServer() as shop:
+        shop.answer = NOT_SERVING
         yield shop
 
 
@@ -45,16 +24,16 @@ def open_breaker(shop, world, channel):
         world.call(channel).error()
 
 
-def test_no_call_is_sent_to_a_server_that_is_not_serving(shop, health, world, timer):
+def test_no_call_is_sent_to_a_server_that_is_not_serving(shop, world, timer):
     kit = world.do(world.api.Kit, breaker=BREAKER, timer=timer)
     channel = world.keep(world.do(kit.channel, shop.target))
     open_breaker(shop, world, channel)
     for checks, open_s in ((1, 10.0), (2, 20.0)):
         wait_until(lambda: timer.pending == 1)
         timer.advance(open_s)
-        wait_until(lambda checks=checks: health.checks == checks)
+        wait_until(lambda checks=checks: len(shop.checks) == checks)
         assert world.call(channel).error().details().startswith("not sent")
-    health.response = SERVING
+    shop.answer = SERVING
     wait_until(lambda: timer.pending == 1)
     timer.advance(40.0)
     (breaker,) = kit.breakers
@@ -77,14 +56,14 @@ def test_a_call_is_sent_to_a_server_without_health_checks(world, timer):
         world.do(kit.close)
 
 
-def test_a_channel_without_a_call_leaves_the_health_check_to_another(shop, health, world, timer):
+def test_a_channel_without_a_call_leaves_the_health_check_to_another(shop, world, timer):
     """A channel of `grpc.aio` knows its event loop from its first call."""
     kit = world.do(world.api.Kit, breaker=BREAKER, timer=timer)
     channels = [world.keep(world.do(kit.channel, shop.target)) for _ in range(8)]
     open_breaker(shop, world, channels[4])
     wait_until(lambda: timer.pending == 1)
     timer.advance(10.0)
-    wait_until(lambda: health.checks == 1)
+    wait_until(lambda: len(shop.checks) == 1)
     wait_until(lambda: timer.pending == 1)
     (breaker,) = kit.breakers
     assert breaker.state.value == "open"

@@ -10,7 +10,7 @@ from fixtures.grpcio import BUGS_OF_INTERCEPTORS
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import failure_of
-from fixtures.worlds import SyncWorld
+from fixtures.worlds import only_sync
 from rpcwheel import MethodPolicy, RetryPolicy
 from rpcwheel.balancer import BroadcastChannel, BroadcastFailed
 from rpcwheel.errors import ConfigurationError
@@ -216,12 +216,9 @@ def test_policies_apply_to_a_broadcast(world, shops, open_balanced):
 # Only in one world
 
 
+@only_sync
 class TestSyncOnly:
     """Futures and subscriptions."""
-
-    @pytest.fixture
-    def world(self):
-        return SyncWorld()
 
     def test_futures_are_refused(self, open_balanced):
         channel = BroadcastChannel(open_balanced(1))

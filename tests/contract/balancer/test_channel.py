@@ -11,10 +11,8 @@ import pytest
 from fixtures.balanced_channels import connect, counts, instance, subchannel_of
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import Silent
-from fixtures.small_servers import running
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import hanging_call, ways_to_call
-from fixtures.worlds import SyncWorld
 from rpcwheel.errors import ConfigurationError
 
 IDLE, CONNECTING, READY, FAILING, SHUTDOWN = (
@@ -48,28 +46,6 @@ def test_its_state_is_the_best_of_its_subchannels(world, shops, dead, open_balan
     world.do(channel.close)
     assert state() is SHUTDOWN
     assert repr(channel) == f"<{name} 'test.Shop', closed, {end}"
-
-
-def test_with_credentials_only_servers_with_tls_are_called(
-    world, certificates, shops, open_balanced
-):
-    handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
-    handlers = grpc.method_handlers_generic_handler("test.Shop", {"UnaryUnary": handler})
-    credentials = certificates.server_credentials()
-    with running(SyncWorld(), handlers, place="localhost:0", credentials=credentials) as (_, port):
-        both = [instance(port, host="localhost", protocol="grpcs"), instance(shops[0])]
-        secure = open_balanced(credentials=certificates.channel_credentials())
-        world.do(secure.update, both)
-        assert [world.call(secure).result() for _ in range(4)] == [b"x"] * 4
-        assert [one.instance.port for one in secure.subchannels] == [port]
-        plain = open_balanced()
-        world.do(plain.update, both)
-        for wait_for_ready in (None, True):
-            error = world.call(plain, wait_for_ready=wait_for_ready).error()
-            assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
-            assert "secure_channel" in error.details()
-        world.do(secure.close)
-    assert counts(shops) == [0, 0, 0]
 
 
 def test_a_wrong_update_or_grace_changes_nothing(world, open_balanced):

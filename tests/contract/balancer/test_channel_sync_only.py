@@ -13,7 +13,7 @@ from fixtures.balanced_channels import connect, instance
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import failure_of
-from fixtures.worlds import KINDS, SyncWorld
+from fixtures.worlds import KINDS, only_sync
 from rpcwheel.balancer import BalancedChannel, RingHash
 from rpcwheel.errors import TimerStopped
 from rpcwheel.events import CallbackFailed, ExecutorRejected
@@ -22,11 +22,7 @@ CONNECTING, IDLE, READY, FAILING = (
     grpc.ChannelConnectivity[name] for name in ("CONNECTING", "IDLE", "READY", "TRANSIENT_FAILURE")
 )
 
-
-@pytest.fixture
-def world():
-    """The world of threads."""
-    return SyncWorld()
+pytestmark = [only_sync, pytest.mark.usefixtures("world")]
 
 
 def test_multicallables_take_the_arguments_of_grpc():

@@ -10,11 +10,10 @@ import grpc
 import pytest
 
 from fixtures.balanced_channels import READY, connect, counts, instance, states, subchannel_of
+from fixtures.heartbeats import NOT_SERVING, SERVING, HealthServer
 from fixtures.shop import Fail
-from fixtures.small_servers import running
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import wait_until
 from fixtures.ways import failure_of, hanging_call, ways_to_call
-from fixtures.worlds import SyncWorld
 from rpcwheel.events import (
     CallbackFailed,
     StaleInstancesKept,
@@ -172,32 +171,12 @@ def test_a_server_for_which_connect_raises_is_passed_over(
 # Health
 
 
-class Health(grpc.GenericRpcHandler):
-    """Answers health checks with this response."""
-
-    response = b"\x08\x02"  # NOT_SERVING
-
-    def __init__(self):
-        self.checks = 0
-        self.begun, self.go_on = threading.Event(), threading.Event()
-        self.go_on.set()
-
-    def service(self, details):
-        def check(*_):
-            self.checks += 1
-            self.begun.set()
-            self.go_on.wait(WAIT_S)
-            return self.response
-
-        return grpc.unary_unary_rpc_method_handler(check)
-
-
 @pytest.fixture
 def health():
-    """The handler of a server at `health.port`."""
-    health = Health()
-    with running(SyncWorld(), health) as (_, health.port):
-        yield health
+    """A server that is not serving."""
+    with HealthServer() as server:
+        server.answer = NOT_SERVING
+        yield server
 
 
 CHECKED = {"health_check_backoff": 1.0}
@@ -212,12 +191,12 @@ def test_an_unhealthy_server_gets_calls_again_when_its_health_check_reports_serv
     world.do(one.mark_unhealthy, "the test")
     for checks in (1, 2):
         timer.advance(1.1)
-        assert wait_until(lambda checks=checks: health.checks == checks and timer.pending == 1)
+        assert wait_until(lambda checks=checks: len(health.checks) == checks and timer.pending == 1)
     assert not one.healthy
     for _ in range(4):
         world.call(channel).result()
     assert counts(shops) == [4, 0, 0]
-    health.response = b"\x08\x01"
+    health.answer = SERVING
     timer.advance(1.1)
     assert wait_until(lambda: one.healthy and len(events) == 2)
     unhealthy, healthy = events
@@ -232,13 +211,12 @@ def test_health_checks_go_on_after_the_user_closed_the_connection(
     channel = open_balanced(health, policy=CHECKED)
     connect(world, channel)
     (one,) = channel.subchannels
-    health.response = b"\x08\x01"
-    health.go_on.clear()
+    health.answer = threading.Event()
     world.do(one.mark_unhealthy, "the test")
     timer.advance(1.1)
-    assert health.begun.wait(WAIT_S)
+    assert wait_until(lambda: health.checks)
     world.do(one.channel.close)
-    health.go_on.set()
+    health.answer.set()
     assert wait_until(lambda: (timer.advance(1.1), one.healthy)[1])
 
 

@@ -14,7 +14,7 @@ from fixtures.forks import holds_in_child
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import hanging_call
-from fixtures.worlds import SyncWorld
+from fixtures.worlds import only_sync
 from rpcwheel._concurrency import executor
 from rpcwheel.balancer import RingHash
 from rpcwheel.events import CallbackFailed, TaskFailed
@@ -23,11 +23,7 @@ NO_LIMIT = {"pick_timeout": 3600}
 
 HELD = pytest.mark.parametrize("kind", ["future", "stream"])
 
-
-@pytest.fixture
-def world():
-    """The world of threads."""
-    return SyncWorld()
+pytestmark = [only_sync, pytest.mark.usefixtures("world")]
 
 
 def block(channel, **options):
@@ -61,14 +57,6 @@ def test_the_wait_of_a_blocked_call_counts_towards_its_timeout(shops, open_balan
         channel.update([instance(shops[0])])
         assert blocked.result(WAIT_S) == b"ab"
     assert shops[0].calls[0].time_remaining < 90 - 0.1  # gRPC rounds to tenths
-
-
-def test_states_are_read_less_often_the_longer_a_call_waits(open_balanced):
-    channel = open_balanced(1, lb_policy=(picker := Counting()), policy=NO_LIMIT)
-    call = begin(channel, "future")
-    assert wait_until(lambda: len(picker.asked_s) >= 25)
-    assert picker.asked_s[24] - picker.asked_s[0] > 0.5  # 0.05 s apart in the end
-    call.cancel()
 
 
 @HELD

@@ -8,7 +8,7 @@ from importlib.metadata import version
 import pytest
 
 from fixtures.waiting import WAIT_S
-from rpcwheel.cli import main
+from rpcwheel.cli import app, main
 
 
 def rpcwheel(*arguments, code=None, **variables) -> subprocess.CompletedProcess[str]:
@@ -24,12 +24,11 @@ def rpcwheel(*arguments, code=None, **variables) -> subprocess.CompletedProcess[
     )
 
 
-@pytest.mark.parametrize(("pure", "form"), [("0", "compiled"), ("1", "pure Python")])
-def test_version_shows_the_form_of_the_timer(pure, form) -> None:
-    shown = rpcwheel("--version", RPCWHEEL_PURE=pure).stdout
-    if form == "compiled" and "pure" in shown:
-        pytest.skip("the timer is not compiled here")
-    assert shown == f"rpcwheel {version('rpcwheel')} ({form} timer)\n"
+@pytest.mark.parametrize(("queue", "form"), [("native", "compiled"), ("pure", "pure Python")])
+def test_version_shows_the_form_of_the_timer(queue, form, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(app, "FORM", queue)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"rpcwheel {version('rpcwheel')} ({form} timer)\n"
 
 
 @pytest.mark.parametrize(
@@ -58,9 +57,10 @@ def test_the_shell_completes_commands_and_the_schemes_of_registry_urls() -> None
         assert completed.stdout.split() == found, completed.stderr
 
 
-def test_without_the_extra_the_command_line_says_what_to_install() -> None:
+def test_without_the_extra_it_says_what_to_install_and_it_needs_no_protobuf(tmp_path) -> None:
     code = """
 import sys
+sys.modules["google"] = None
 from rpcwheel.cli import main
 for package in ("typer", "rich", "hyperframe"):
     for name in [name for name in sys.modules if name.startswith("rpcwheel.cli.")]:
@@ -68,19 +68,12 @@ for package in ("typer", "rich", "hyperframe"):
     sys.modules[package] = None
     assert main() == 2
     del sys.modules[package]
+sys.exit(main())
 """
-    run = rpcwheel("--version", code=code)
-    needs = "rpcwheel: the command line needs typer, rich and hyperframe"
-    assert (run.returncode, run.stdout) == (0, ""), run.stderr
-    assert run.stderr == f"{needs}: pip install 'rpcwheel[cli]'\n" * 3
-
-
-def test_the_command_line_needs_no_protobuf(tmp_path) -> None:
-    code = (
-        "import sys; sys.modules['google'] = None\nfrom rpcwheel.cli import main; sys.exit(main())"
-    )
     run = rpcwheel("doctor", f"unix:{tmp_path}/none.sock", code=code)
-    assert (run.returncode, run.stderr) == (1, "")
+    needs = "rpcwheel: the command line needs typer, rich and hyperframe"
+    assert run.stderr == f"{needs}: pip install 'rpcwheel[cli]'\n" * 3
+    assert run.returncode == 1
     assert "no such socket" in run.stdout
 
 

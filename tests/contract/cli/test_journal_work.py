@@ -156,27 +156,6 @@ def test_a_second_signal_ends_the_process_at_once(url, backend, shop):
         assert ended(process, signal.SIGTERM)[0] == 143
 
 
-def test_once_delivers_what_is_due_and_logs_failures(url, backend, shop, tmp_path):
-    warning = "error ignored in rollback on <_Bounded [BAD] at 0x7f00>: the connection is lost"
-    (tmp_path / "lossy.py").write_text(
-        f"import logging\nlogging.getLogger('psycopg').warning({warning!r})\n"
-    )
-    gone = [stored_rpc("gone:1", b"%d" % number) for number in range(20)]
-    backend.append([stored_rpc("shop.Orders"), *gone])
-    words = ["--map", f"shop.Orders={shop.target}", "--map", "gone:1=127.0.0.1:1"]
-    with working(url, "--once", "--import", "lossy", *words, cwd=tmp_path) as process:
-        status, err = ended(process)
-    assert (status, requests_of(shop)) == (0, [b"order 1"])
-    assert "ended: 1 delivered, 0 given up" in err
-    assert "20 calls are left" in err
-    assert "ignored in rollback" not in err
-    lines = [line for line in err.splitlines() if "UNAVAILABLE" in line]
-    assert lines
-    assert all("INFO" in line for line in lines)
-    (line,) = (line for line in err.splitlines() if "more FailbackAttemptFailed not logged" in line)
-    assert re.match(r"\d{4}-\d\d-\d\d .* INFO +audit .*: \d+ more ", line)
-
-
 def test_progress_is_reported_when_it_changes(url, backend, shop):
     backend.append([stored_rpc(shop.target), stored_rpc(shop.target, b"2", delay_s=HOUR_S)])
     with working(url, program=("-c", IMPATIENT)) as process:
@@ -187,6 +166,32 @@ def test_progress_is_reported_when_it_changes(url, backend, shop):
 
 
 # In this process
+
+
+def test_once_delivers_what_is_due_and_logs_failures(
+    url, backend, shop, tmp_path, monkeypatch, capsys, caplog
+):
+    warning = "error ignored in rollback on <_Bounded [BAD] at 0x7f00>: the connection is lost"
+    (tmp_path / "lossy.py").write_text(
+        f"import logging\nlogging.getLogger('psycopg').warning({warning!r})\n"
+    )
+    gone = [stored_rpc("gone:1", b"%d" % number) for number in range(20)]
+    backend.append([stored_rpc("shop.Orders"), *gone])
+    words = ["--map", f"shop.Orders={shop.target}", "--map", "gone:1=127.0.0.1:1"]
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        status, err = run(url, "--once", "--import", "lossy", *words, capsys=capsys)
+    finally:
+        sys.modules.pop("lossy", None)
+    assert (status, requests_of(shop)) == (0, [b"order 1"])
+    assert "ended: 1 delivered, 0 given up" in err
+    assert "20 calls are left" in err
+    assert "ignored in rollback" not in err + caplog.text
+    lines = [line for line in err.splitlines() if "UNAVAILABLE" in line]
+    assert lines
+    assert all("INFO" in line for line in lines)
+    (line,) = (line for line in err.splitlines() if "more FailbackAttemptFailed not logged" in line)
+    assert re.match(r"\d{4}-\d\d-\d\d .* INFO +audit .*: \d+ more ", line)
 
 
 def test_options_are_the_settings_of_the_worker(url, backend, tmp_path, monkeypatch, capsys):

@@ -147,37 +147,44 @@ def test_a_terminal_shows_texts_of_peers_escaped(monkeypatch):
         Terminal("top", kit.status_address, columns=400, rows=200) as terminal,
     ):
         wait_until(lambda: "Queued calls" in terminal.text)
-        terminal.process.send_signal(signal.SIGINT)
-        assert terminal.process.wait(WAIT_S) == 130
+        terminal.process.terminate()
+        assert terminal.process.wait(WAIT_S) == 143
         assert escaped_for_terminal(HOSTILE) in terminal.text
         assert "\u202e" not in terminal.raw
         assert "\x1b[31mb" not in terminal.raw
 
 
-def test_frames_follow_the_process_until_ctrl_c(server, monkeypatch):
+def test_frames_follow_a_process_that_freezes_and_restarts_until_ctrl_c(server, monkeypatch):
     counts = CallCounts()
     monkeypatch.setattr(components._COMPONENTS, "counts", counts)
     get = counts.client.method("/shop.Orders/Get", "unary")
     get.end(get.begin(), "OK")
+    go_on, status = threading.Event(), server_module.PATHS["/status.json"]
+
+    def freeze(accept):
+        go_on.wait(WAIT_S)
+        return status(accept)
+
     with Terminal("top", server.address, "--interval", "0.1") as terminal:
         wait_until(lambda: "OK 1" in terminal.text)
         get.end(get.begin(), "UNAVAILABLE")
         wait_until(lambda: "OK 1, UNAVAILABLE 1" in terminal.text)
-        terminal.process.send_signal(signal.SIGINT)
-        assert terminal.process.wait(WAIT_S) == 130
-        wait_until(lambda: terminal.raw.endswith("\x1b[?1049l"))  # the screen as it was before
-    assert "Traceback" not in terminal.text
 
+        monkeypatch.setitem(server_module.PATHS, "/status.json", freeze)
+        wait_until(lambda: f"{server.address} has not answered for " in terminal.text)
+        go_on.set()
+        with WheelTimer(name="thawed"):
+            wait_until(lambda: "thawed" in terminal.text)
 
-def test_frames_continue_after_a_restart_of_the_process(server):
-    with Terminal("top", server.address, "--interval", "0.1") as terminal:
-        wait_until(lambda: "process" in terminal.text)
         server.close()
         wait_until(lambda: "does not answer: Connection refused" in terminal.text)
         with StatusServer(server.port), WheelTimer(name="after-the-restart"):
             wait_until(lambda: "after-the-restart" in terminal.text)
-        terminal.process.terminate()
-        assert terminal.process.wait(WAIT_S) == 143
+
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(WAIT_S) == 130
+        wait_until(lambda: terminal.raw.endswith("\x1b[?1049l"))  # the screen as it was before
+    assert "Traceback" not in terminal.text
 
 
 def test_a_frame_fits_a_small_terminal(server):
@@ -194,21 +201,3 @@ def test_a_frame_fits_a_small_terminal(server):
         assert terminal.process.wait(WAIT_S) == 0
     for timer in timers:
         timer.stop()
-
-
-def test_a_process_that_is_frozen_is_reported_at_once(server, monkeypatch):
-    go_on, status = threading.Event(), server_module.PATHS["/status.json"]
-    with Terminal("top", server.address, "--interval", "0.1") as terminal:
-        wait_until(lambda: "process" in terminal.text)
-
-        def freeze(accept):
-            go_on.wait(WAIT_S)
-            return status(accept)
-
-        monkeypatch.setitem(server_module.PATHS, "/status.json", freeze)
-        wait_until(lambda: f"{server.address} has not answered for " in terminal.text)
-        go_on.set()
-        with WheelTimer(name="thawed"):
-            wait_until(lambda: "thawed" in terminal.text)
-        terminal.press("q")
-        assert terminal.process.wait(WAIT_S) == 0

@@ -189,3 +189,13 @@ def test_an_attempt_that_waits_for_its_own_queue_gets_an_error(
     run_until_empty(failback)
     assert isinstance(events[-1], FailbackGaveUp)
     assert "would wait for itself" in str(events[-1].error)
+
+
+def test_the_end_of_the_with_block_closes_the_queue(world, new_failback, flaky):
+    failback, prefix = new_failback(), "__" if world.name == "sync" else "__a"
+    assert world.do(getattr(failback, f"{prefix}enter__")) is failback
+    world.do(failback.invoke, function := flaky(ConnectionError()))
+    world.do(getattr(failback, f"{prefix}exit__"), None, None, None)
+    assert len(function.calls) == 2
+    with pytest.raises(FailbackClosed):
+        world.do(failback.invoke, flaky(ConnectionError()))

@@ -126,14 +126,6 @@ async def test_a_canceled_close_reports_the_queued_calls(aio_invoker, events):
     assert failback.pending == 0
 
 
-async def test_the_end_of_an_async_with_statement_closes_the_queue(timer):
-    async with FailbackInvoker(FailbackPolicy(retry_on=OSError), timer=timer) as failback:
-        await failback.invoke(function := FlakyCoroutine(OSError()))
-    assert len(function.calls) == 2
-    with pytest.raises(FailbackClosed):
-        await failback.invoke(FlakyCoroutine(OSError()))
-
-
 # --- Event loops ---
 
 

@@ -13,12 +13,10 @@ from fixtures.journaled_clients import LATER, is_closed
 from fixtures.journals import stored, wait_for_none
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
-from fixtures.worlds import AioWorld
+from fixtures.worlds import only_aio
 from rpcwheel.call import CallPolicy
 from rpcwheel.interceptors.aio import FailbackQueues, intercept_channel
 from rpcwheel.journal.backend import CallState
-
-only_aio = pytest.mark.parametrize("world", [AioWorld], ids=["aio"], indirect=True)
 
 
 @only_aio

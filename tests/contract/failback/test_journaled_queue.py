@@ -7,7 +7,7 @@ import time
 import pytest
 from tenacity import wait_fixed
 
-from fixtures.journaled_clients import LATER, only_sync
+from fixtures.journaled_clients import LATER
 from fixtures.journals import (
     ScriptedJournal,
     dead,
@@ -20,6 +20,7 @@ from fixtures.journals import (
 from fixtures.shop import Hang, Shop
 from fixtures.timers import FullTimer
 from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import only_sync
 from rpcwheel.call import MethodPolicy
 from rpcwheel.call.retry import RETRY_KEY
 from rpcwheel.errors import ConfigurationError, JournalUnavailable, TimerStopped

@@ -8,11 +8,12 @@ import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.journaled_clients import LATER, only_sync
+from fixtures.journaled_clients import LATER
 from fixtures.journals import store, stored, wait_until_quiet
 from fixtures.programs import run_program
 from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import only_sync
 from rpcwheel import Kit
 from rpcwheel.call import CallPolicy
 from rpcwheel.events import FailbackGaveUp

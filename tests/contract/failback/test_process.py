@@ -51,9 +51,13 @@ def test_a_forked_child_has_an_empty_queue_that_works():
 # --- Process exit ---
 
 
-def test_calls_that_wait_or_hang_are_logged_at_exit_and_do_not_delay_it():
-    _, log = run_program("""
-        import asyncio, threading
+def test_calls_that_wait_or_hang_are_logged_at_exit_and_do_not_delay_it(flaky_server):
+    """A thread that comes back from gRPC's core into an interpreter that is gone could abort."""
+    flaky_server.fail(1)
+    flaky_server.freeze()
+    _, log = run_program(f"""
+        import asyncio, atexit, threading, time
+        import grpc
         from rpcwheel.failback import with_failback
 
         attempts, begun = [], threading.Event()
@@ -66,6 +70,10 @@ def test_calls_that_wait_or_hang_are_logged_at_exit_and_do_not_delay_it():
         async def wait_on_a_loop():
             raise ConnectionError
 
+        @with_failback(retry_on=ConnectionError, backoff=3600)
+        def close_at_exit():
+            raise ConnectionError
+
         @with_failback(retry_on=ConnectionError, backoff=0)
         def hang():
             attempts.append(1)
@@ -74,29 +82,26 @@ def test_calls_that_wait_or_hang_are_logged_at_exit_and_do_not_delay_it():
             begun.set()
             threading.Event().wait()
 
-        wait("a"), wait("b"), hang()
+        wait("a"), wait("b"), close_at_exit(), hang()
         asyncio.run(wait_on_a_loop())
         begun.wait()
+        atexit.register(close_at_exit.failback.close, 0)
+
+        channel = grpc.insecure_channel("{flaky_server.target}")
+        bare = channel.unary_unary("/test.Shop/Push")
+        push = with_failback(retry_on="UNAVAILABLE", backoff=0, name="push")(bare)
+        push(b"order", timeout=600)
+        while push.failback.stats().attempts == 0:
+            time.sleep(0.001)
+        time.sleep(0.1)  # the attempt is in gRPC's core, or on its way there: either must end well
     """)
     ended = "not delivered, the program ended before close()"
     assert f"__main__.wait: 2 calls {ended}; the oldest waited" in log, log
     assert f"__main__.wait_on_a_loop: 1 call {ended};" in log
     assert f"__main__.hang: 1 call {ended}, during an attempt" in log
-
-
-def test_the_log_says_that_a_queue_was_closed_by_a_function_of_atexit():
-    _, log = run_program("""
-        import atexit
-        from rpcwheel.failback import with_failback
-
-        @with_failback(retry_on=ConnectionError, backoff=3600)
-        def push():
-            raise ConnectionError
-
-        push()
-        atexit.register(push.failback.close, 0)
-    """)
-    assert "1 call not delivered, closed after the main thread had ended; the oldest" in log
+    assert f"push: 1 call {ended}, during an attempt" in log
+    closed = "not delivered, closed after the main thread had ended"
+    assert f"__main__.close_at_exit: 1 call {closed}; the oldest" in log
 
 
 def test_without_pending_calls_nothing_is_written_at_exit():
@@ -118,23 +123,3 @@ def test_without_pending_calls_nothing_is_written_at_exit():
         print(len(attempts))
     """)
     assert written == ("3\n", "")
-
-
-def test_a_grpc_call_that_hangs_in_an_attempt_does_not_break_the_exit(flaky_server):
-    """A thread that comes back from gRPC's core into an interpreter that is gone could abort."""
-    flaky_server.fail(1)
-    flaky_server.freeze()
-    _, log = run_program(f"""
-        import time
-        import grpc
-        from rpcwheel.failback import with_failback
-
-        channel = grpc.insecure_channel("{flaky_server.target}")
-        bare = channel.unary_unary("/test.Shop/Push")
-        push = with_failback(retry_on="UNAVAILABLE", backoff=0)(bare)
-        push(b"order", timeout=600)
-        while push.failback.stats().attempts == 0:
-            time.sleep(0.001)
-        time.sleep(0.1)  # the attempt is in gRPC's core, or on its way there: either must end well
-    """)
-    assert "1 call not delivered, the program ended before close(), during an attempt" in log

@@ -3,13 +3,13 @@
 import grpc
 import pytest
 
-from fixtures.heartbeats import IN_AIO, IN_SYNC
 from fixtures.waiting import wait_until
+from fixtures.worlds import only_aio, only_sync
 from rpcwheel.heartbeat import HealthProbe, HeartbeatPolicy, HeartbeatState, MethodProbe
 from rpcwheel.heartbeat.aio import HeartbeatManager
 
 
-@IN_AIO
+@only_aio
 def test_from_policy_takes_its_settings(world, timer):
     policy = HeartbeatPolicy(interval=5, timeout=12, drain_timeout=None, reconnect=False)
     manager = world.do(HeartbeatManager.from_policy, policy, timer=timer, probe=MethodProbe("/a/b"))
@@ -75,7 +75,7 @@ def test_attach_of_a_closed_channel_ends_its_heartbeat(world, manager, timer):
     assert (heartbeat.state, timer.pending) == (HeartbeatState.CLOSED, 0)
 
 
-@IN_SYNC
+@only_sync
 def test_two_managers_can_watch_the_same_connection(world, channel, manager, make_manager):
     other = make_manager(interval=5)
     assert world.do(other.attach, channel) is not world.do(manager.attach, channel)
@@ -94,7 +94,7 @@ def test_close_detaches_all_and_refuses_more(world, channel, manager, timer):
         world.do(manager.attach, channel)
 
 
-@IN_SYNC
+@only_sync
 def test_detach_removes_its_callback_from_the_channel(world, channel, manager, monkeypatch):
     callbacks = []
 

@@ -9,18 +9,13 @@ import pytest
 
 from fixtures.heartbeats import CHECK, NOT_SERVING, advance_until, wait_until_bookkeeping_is_done
 from fixtures.waiting import WAIT_S, wait_until
-from fixtures.worlds import SyncWorld
+from fixtures.worlds import only_sync
 from rpcwheel.events import TaskSlow, add_sink, remove_sink
 from rpcwheel.heartbeat import HealthProbe, HeartbeatManager, HeartbeatState
 from rpcwheel.timer import WheelTimer
 from rpcwheel.transport import ReconnectingChannel
 
-
-@pytest.fixture
-def world():
-    world = SyncWorld()
-    yield world
-    world.close()
+pytestmark = [only_sync, pytest.mark.usefixtures("world")]
 
 
 class Slow(grpc.UnaryUnaryClientInterceptor):

@@ -5,13 +5,12 @@
 
 import asyncio
 import gc
-import inspect
 import threading
 
 import grpc
 import pytest
 
-from fixtures.idle_server import KINDS, STYLES, echo, events_of, hold, is_quiet, is_working, kind_of
+from fixtures.idle_server import echo, hold, is_quiet, is_working
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.events import ConnectionClosed
 from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
@@ -27,29 +26,6 @@ def server(aio_world, make_server):
 
 
 # --- Handlers ------------------------------------------------------------------------------------
-
-
-async def test_a_wrapped_handler_has_the_kind_and_name_of_the_original():
-    table = ConnectionTable()
-    for style in STYLES["aio"]:
-        handler = KINDS[kind_of(style.__name__)](style)
-
-        async def give(_, handler=handler):
-            return handler
-
-        details = type("Details", (), {"method": "/a/" + style.__name__})
-        made = await table.intercept_service(give, details)
-        streams = (made.request_streaming, made.response_streaming)
-        names = {
-            (False, False): "unary_unary",
-            (False, True): "unary_stream",
-            (True, False): "stream_unary",
-            (True, True): "stream_stream",
-        }
-        behavior = getattr(made, names[streams])
-        for ask in (inspect.iscoroutinefunction, inspect.isasyncgenfunction):
-            assert ask(behavior) == ask(style), (style, ask)
-        assert behavior.__name__ == style.__name__
 
 
 def test_calls_leave_no_cycle_for_the_collector(server):
@@ -122,7 +98,7 @@ def test_a_call_that_waits_for_a_blocked_loop_keeps_its_connection(server, event
     advance_without_the_loop(server, *TRIES)
     go_on.set()
     assert second.result(WAIT_S) == b"2"
-    assert not events_of(events, ConnectionClosed)
+    assert not events.of(ConnectionClosed)
 
 
 @pytest.mark.parametrize("is_seen_late", [False, True])
@@ -143,7 +119,7 @@ def test_a_call_whose_request_has_not_arrived_keeps_its_connection(server, event
         server.advance(seconds)
     come.set()
     assert late.result(WAIT_S) == b"2"
-    assert not events_of(events, ConnectionClosed)
+    assert not events.of(ConnectionClosed)
 
 
 async def test_detection_ends_with_the_block_and_leaves_no_timeout(timer):

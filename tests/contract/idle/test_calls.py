@@ -8,7 +8,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from fixtures.idle_server import STYLES, around, echo, events_of, hold, kind_of, snapshot_of, use
+from fixtures.idle_server import STYLES, around, echo, hold, kind_of, snapshot_of, use
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel.events import ConnectionClosed, IdleDetectionLimited
@@ -108,10 +108,10 @@ def test_a_hidden_peer_is_reported_and_no_connection_is_closed(world, make_serve
     server.wait_until_quiet()
     server.advance(31)
     server.check(detector)
-    assert wait_until(lambda: events_of(events, IdleDetectionLimited))
-    assert not events_of(events, ConnectionClosed)
-    assert "context.peer() failed" in events_of(events, IdleDetectionLimited)[0].reason
-    assert len(events_of(events, IdleDetectionLimited)) == 1
+    assert wait_until(lambda: events.of(IdleDetectionLimited))
+    assert not events.of(ConnectionClosed)
+    assert "context.peer() failed" in events.of(IdleDetectionLimited)[0].reason
+    assert len(events.of(IdleDetectionLimited)) == 1
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_hidden_call_does_not_keep_connections_that_are_used_after_it(timer, m
     assert echo(channel) == b"x"  # since then none is hidden
     server.wait_until_quiet()
     server.advance(31)
-    server.advance_until(lambda: events_of(events, ConnectionClosed))
+    server.advance_until(lambda: events.of(ConnectionClosed))
 
 
 class Hidden:
@@ -199,7 +199,7 @@ def test_a_connection_whose_first_call_waits_for_a_thread_is_kept(
     let_the_limit_pass(server, detector, open_calls=2 if world.name == "sync" and not behind else 1)
     server.gate.set()
     assert (first.result(WAIT_S), waiting.result(WAIT_S)) == (b"first", b"x")
-    assert not events_of(events, ConnectionClosed)
+    assert not events.of(ConnectionClosed)
 
 
 @BEHIND
@@ -217,7 +217,7 @@ def test_a_connection_with_a_call_whose_request_has_not_arrived_is_kept(
     assert not late.done()
     come.set()
     late.cancel()
-    assert not events_of(events, ConnectionClosed)
+    assert not events.of(ConnectionClosed)
     assert wait_until(lambda: server.tracked.open_calls == 0)  # and has not begun
 
 
@@ -251,6 +251,6 @@ def test_a_server_without_the_table_as_interceptor_keeps_its_connections(make_se
     assert call.result(WAIT_S) == b"x"
     let_the_limit_pass(server, detector, open_calls=0)  # the next would not be seen either
     assert echo(channel) == b"x"
-    assert not events_of(events, ConnectionClosed)
-    assert wait_until(lambda: events_of(events, IdleDetectionLimited))
-    assert "is the ConnectionTable among" in events_of(events, IdleDetectionLimited)[0].reason
+    assert not events.of(ConnectionClosed)
+    assert wait_until(lambda: events.of(IdleDetectionLimited))
+    assert "is the ConnectionTable among" in events.of(IdleDetectionLimited)[0].reason

@@ -10,7 +10,7 @@ from datetime import timedelta
 import grpc
 import pytest
 
-from fixtures.idle_server import IdleServer, echo, events_of, hold
+from fixtures.idle_server import IdleServer, echo, hold
 from fixtures.leaks import descriptors
 from fixtures.small_servers import ECHOING, METHOD, running
 from fixtures.timers import run_threads
@@ -58,8 +58,8 @@ def test_an_idle_connection_is_closed_and_its_client_reconnects(world, make_serv
     echo(channel)
     peer = server.connection().peer
     server.wait_until_quiet()
-    server.advance_until(lambda: events_of(events, ConnectionClosed))
-    idle, closed = events_of(events, ConnectionIdle), events_of(events, ConnectionClosed)
+    server.advance_until(lambda: events.of(ConnectionClosed))
+    idle, closed = events.of(ConnectionIdle), events.of(ConnectionClosed)
     assert [(event.peer, event.reason) for event in idle] == [(peer, "connection idle for 30 s")]
     assert [event.peer for event in closed] == [peer]
     assert server.snapshot() == []
@@ -78,8 +78,8 @@ def test_close_streams_ends_a_silent_stream_before_its_connection(world, make_se
     assert error.value.code() is grpc.StatusCode.UNAVAILABLE
     assert error.value.details() == "closed by the server: connection idle for 30 s"
     server.wait_until_quiet()
-    server.advance_until(lambda: events_of(events, ConnectionClosed))
-    idle = events_of(events, ConnectionIdle)[0]
+    server.advance_until(lambda: events.of(ConnectionClosed))
+    idle = events.of(ConnectionIdle)[0]
     assert (idle.calls, idle.streams) == (0, 1)
 
 
@@ -96,8 +96,8 @@ def test_max_age_closes_a_used_connection(server, channel, events):
     server.wait_until_quiet()
     server.timer.advance(11)  # the limit, and at most a tenth of it
     assert [one.calls_total for one in detector.check()] == [10]
-    server.advance_until(lambda: events_of(events, ConnectionClosed))
-    assert events_of(events, ConnectionClosed)[0].reason == "connection open for 100 s"
+    server.advance_until(lambda: events.of(ConnectionClosed))
+    assert events.of(ConnectionClosed)[0].reason == "connection open for 100 s"
     assert wait_until(lambda: answers(channel))
 
 
@@ -114,8 +114,8 @@ def test_max_age_does_not_report_a_busy_connection_as_idle(server, channel, even
     assert wait_until(server.is_calm)
     assert detector.check() == []
     server.wait_until_quiet()
-    server.advance_until(lambda: events_of(events, ConnectionClosed))
-    assert not events_of(events, ConnectionIdle)
+    server.advance_until(lambda: events.of(ConnectionClosed))
+    assert not events.of(ConnectionIdle)
 
 
 # --- Reports and changes -------------------------------------------------------------------------
@@ -130,14 +130,14 @@ def test_action_report_emits_connection_idle_once_and_closes_nothing(server, cha
     assert [one.peer for one in detector.check()] == [peer]
     server.advance(100)
     detector.check()
-    assert wait_until(lambda: events_of(events, ConnectionIdle))
+    assert wait_until(lambda: events.of(ConnectionIdle))
     echo(channel)
     server.wait_until_quiet()
     assert server.connection().peer == peer
     server.advance(31)
     detector.check()
-    assert wait_until(lambda: len(events_of(events, ConnectionIdle)) >= 2)  # idle again is news
-    assert len(events_of(events, ConnectionIdle)) == 2
+    assert wait_until(lambda: len(events.of(ConnectionIdle)) >= 2)  # idle again is news
+    assert len(events.of(ConnectionIdle)) == 2
 
 
 def test_settings_can_change_while_detection_runs(server, channel, events):
@@ -151,7 +151,7 @@ def test_settings_can_change_while_detection_runs(server, channel, events):
         detector.change(idle_timeout=-1)
     assert detector.policy is changed
     assert [one.calls_total for one in detector.check()] == [1]
-    server.advance_until(lambda: events_of(events, ConnectionClosed))
+    server.advance_until(lambda: events.of(ConnectionClosed))
 
 
 # --- Connections, descriptors, events ------------------------------------------------------------
@@ -168,14 +168,14 @@ def test_only_sockets_of_the_server_are_closed(server, channel, events):
     server.detect()
     echo(channel)
     server.wait_until_quiet()
-    server.advance_until(lambda: events_of(events, ConnectionClosed))
+    server.advance_until(lambda: events.of(ConnectionClosed))
     server.advance(100)
     before = other.connection()
     assert echo(stranger) == b"x"
     assert other.connection().peer == before.peer
     client.sendall(b"x")
     assert accepted.recv(1) == b"x"
-    assert len(events_of(events, ConnectionClosed)) == 1
+    assert len(events.of(ConnectionClosed)) == 1
     for one in (listener, client, accepted):
         one.close()
     other.close()
@@ -200,7 +200,7 @@ def test_a_process_without_a_free_descriptor_closes_its_idle_connections(server,
         for one in held:
             os.close(one)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert wait_until(lambda: len(events_of(events, ConnectionClosed)) == 3)
+    assert wait_until(lambda: len(events.of(ConnectionClosed)) == 3)
 
 
 def test_events_of_each_connection_are_emitted_in_order_on_a_worker(server):
@@ -259,7 +259,7 @@ def test_without_ports_a_server_is_where_its_calls_come_in(server, channel, even
     assert wait_until(lambda: detector.check() == [] and len(server.snapshot()) == 2)
     assert {one.local_address for one in server.snapshot()} == {f"ipv4:127.0.0.1:{server.port}"}
     server.wait_until_quiet()
-    server.advance_until(lambda: len(events_of(events, ConnectionClosed)) == 2)
+    server.advance_until(lambda: len(events.of(ConnectionClosed)) == 2)
     assert is_open(silent_there)
     silent.close()
     silent_there.close()
@@ -274,8 +274,8 @@ def test_ports_that_are_not_the_servers_are_reported(server, channel, events):
     assert wait_until(server.snapshot)
     server.advance(1)
     detector.check()
-    assert wait_until(lambda: events_of(events, IdleDetectionLimited))
-    reason = events_of(events, IdleDetectionLimited)[0].reason
+    assert wait_until(lambda: events.of(IdleDetectionLimited))
+    reason = events.of(IdleDetectionLimited)[0].reason
     assert (
         f"at port {server.port}, but no socket of that peer is open at port {other.port}" in reason
     )
@@ -299,9 +299,9 @@ def test_a_client_at_a_unix_socket_is_reported_and_not_closed(timer, tmp_path, e
             assert wait_until(lambda: detector.connections()[0].calls_in_flight == 0)
             timer.advance(31)
             detector.check()
-            assert wait_until(lambda: events_of(events, ConnectionIdle))
+            assert wait_until(lambda: events.of(ConnectionIdle))
             assert [one.peer for one in detector.connections()] == ["unix:"]
-            assert wait_until(lambda: events_of(events, IdleDetectionLimited))
+            assert wait_until(lambda: events.of(IdleDetectionLimited))
             assert channel.unary_unary(METHOD)(b"x") == b"x"
 
 
@@ -333,8 +333,8 @@ def test_a_stopped_timer_ends_detection_and_is_reported(server, channel, events)
     echo(channel)
     timer.advance(29)
     timer.stop()
-    assert wait_until(lambda: events_of(events, IdleDetectionLimited))
-    reason = events_of(events, IdleDetectionLimited)[0].reason
+    assert wait_until(lambda: events.of(IdleDetectionLimited))
+    reason = events.of(IdleDetectionLimited)[0].reason
     assert reason.startswith("detection has stopped because its timer was stopped")
     assert detector.check() == []
     detector.change(idle_timeout=60)
@@ -345,7 +345,7 @@ def test_a_timer_that_is_full_is_reported(server, events):
     with WheelTimer(max_pending=1) as timer:
         taken = timer.new_timeout(lambda _: None, 1000)
         with make(server, timer=timer) as detector:
-            assert wait_until(lambda: events_of(events, IdleDetectionLimited))
+            assert wait_until(lambda: events.of(IdleDetectionLimited))
             assert "detection has stopped until check() or change()" in events[0].reason
             taken.cancel()
             detector.check()

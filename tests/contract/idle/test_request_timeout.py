@@ -9,7 +9,7 @@ import pytest
 from grpc._cython import cygrpc
 
 import rpcwheel.idle.aio
-from fixtures.idle_server import echo, events_of
+from fixtures.idle_server import echo
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.events import IdleDetectionLimited
 
@@ -44,7 +44,7 @@ def headers_only(server):
 
 def limits_reported(events):
     """The reasons of the `IdleDetectionLimited` events, without explanations."""
-    return [event.reason.partition(":")[0] for event in events_of(events, IdleDetectionLimited)]
+    return [event.reason.partition(":")[0] for event in events.of(IdleDetectionLimited)]
 
 
 @pytest.mark.parametrize("method", [ECHO, SLOW])
@@ -107,7 +107,7 @@ def test_a_request_timeout_that_has_no_effect_with_this_grpcio_is_reported_once(
     monkeypatch.delattr(grpc._server, "_RECEIVE_MESSAGE_TOKEN")  # no call would end then
     server = make_server()
     server.detect(None, request_timeout=30)
-    server.advance_until(lambda: events_of(events, IdleDetectionLimited))
+    server.advance_until(lambda: events.of(IdleDetectionLimited))
     server.advance(30)
     assert limits_reported(events) == [NO_EFFECT]
 
@@ -122,7 +122,7 @@ def test_an_aio_request_timeout_that_has_no_effect_with_this_grpcio_is_reported_
     requests = (go_on.wait(WAIT_S) and b"late" for _ in range(1))
     call = server.channel().stream_unary(ECHO).future(requests)
     assert wait_until(lambda: server.waiting_calls() == 1)
-    server.advance_until(lambda: events_of(events, IdleDetectionLimited))
+    server.advance_until(lambda: events.of(IdleDetectionLimited))
     server.advance(30)
     assert limits_reported(events) == [NO_EFFECT]
     go_on.set()

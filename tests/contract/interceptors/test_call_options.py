@@ -1,7 +1,5 @@
 """`call_options`: other policies for the calls of a block."""
 
-import grpc
-
 from fixtures.clients import held, ways
 from rpcwheel import DefaultResponsePolicy, call_options
 
@@ -18,16 +16,6 @@ def test_a_timeout_holds_for_the_calls_of_the_block(shop, client):
     assert 31 < inside.time_remaining <= 61
     assert shorter.time_remaining <= 31
     assert outside.time_remaining is None
-
-
-def test_none_switches_a_policy_off(shop, client):
-    channel = client.open()
-    shop.then("UNAVAILABLE")
-    with call_options(retry=None):
-        assert client.refused(channel).code() is grpc.StatusCode.UNAVAILABLE
-    assert len(shop.calls) == 1
-    shop.then("UNAVAILABLE")
-    assert client.ask(channel) == b"x"
 
 
 @each_world

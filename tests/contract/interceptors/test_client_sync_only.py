@@ -382,4 +382,4 @@ def test_a_callback_that_raises_or_blocks_affects_neither_channel_nor_calls(
     wait_until(lambda: len(threads) == 2)
     assert all(name.startswith("rpcwheel-worker") for name in threads)
     wait_until(lambda: sum(isinstance(event, CallbackFailed) for event in events) == 2)
-    assert {one.callback for one in events if isinstance(one, CallbackFailed)} == {"done callback"}
+    assert {one.callback for one in events.of(CallbackFailed)} == {"done callback"}

@@ -257,8 +257,8 @@ def test_a_generator_of_an_inner_interceptor_is_passed_on_and_reported_once(
     method = intercept_channel(inner, CallPolicy(**policy)).unary_stream(UNARY_STREAM)
     check(call_counts, "unary_stream", read_fail_and_drop(shop, method))
     if policy["retry"] is not None:
-        wait_until(lambda: any(isinstance(one, CallbackFailed) for one in events))
-        (event,) = [one for one in events if isinstance(one, CallbackFailed)]
+        wait_until(lambda: events.of(CallbackFailed))
+        (event,) = events.of(CallbackFailed)
         assert (event.subject, event.callback) == (UNARY_STREAM, "inner interceptor")
         assert "no retry" in str(event.error)
 

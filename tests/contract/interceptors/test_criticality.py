@@ -10,7 +10,7 @@ from fixtures.grpc_servers import GrpcServer
 from fixtures.handlers import bound, partly, reading_and_writing
 from fixtures.shop import UNARY_UNARY
 from fixtures.small_servers import serving_in, small
-from fixtures.waiting import wait_until
+from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import KINDS, AioWorld, SyncWorld
 from rpcwheel import Criticality, call_options, current_criticality, current_deadline
 from rpcwheel.call import CallPolicy, MethodPolicy
@@ -165,20 +165,8 @@ def test_the_threads_of_a_server_do_not_keep_what_is_current(world, nature, kind
         assert server.pool.submit(current_deadline).result() is None
 
 
-def test_a_handler_that_pushes_responses_sees_the_criticality_of_its_call():
-    def behavior(request, context, push):
-        push(str(current_criticality()).encode())
-        push(None)
-
-    behavior.experimental_non_blocking = True
-    made = handler("unary_stream", behavior)
-    with serving_in(SyncWorld(), made, *SyncWorld.interceptors.server_interceptors()) as target:
-        metadata = ((CRITICALITY_KEY, "sheddable"),)
-        assert ask(target, "unary_stream", metadata=metadata) == [b"sheddable"]
-
-
 @pytest.mark.parametrize("of_kit", [None, "critical_plus"])
-def test_the_calls_of_a_handler_have_the_criticality_of_its_call(shop, world, of_kit):
+def test_the_calls_of_a_handler_have_its_criticality_and_deadline(shop, world, of_kit):
     kit = world.keep(world.api.Kit(criticality=of_kit))
     channel = world.do(kit.intercept_channel, world.channel(shop.target))
     onward = channel.unary_unary(UNARY_UNARY)
@@ -194,3 +182,4 @@ def test_the_calls_of_a_handler_have_the_criticality_of_its_call(shop, world, of
         ask(target, "unary_unary", metadata=((CRITICALITY_KEY, "sheddable"),))
         ask(target, "unary_unary")
     assert sent(shop) == ([of_kit] * 2 if of_kit else ["sheddable", None])
+    assert 0 < shop.calls[0].time_remaining < 1.1 * WAIT_S

@@ -387,8 +387,8 @@ def test_a_queued_call_whose_channel_was_closed_is_given_up_with_a_reason(
     client.world.do(channel.close)
     assert flush()
     assert client.world.do(queues.close) == []
-    wait_until(lambda: any(isinstance(event, FailbackGaveUp) for event in events))
-    (gave_up,) = [event for event in events if isinstance(event, FailbackGaveUp)]
+    wait_until(lambda: events.of(FailbackGaveUp))
+    (gave_up,) = events.of(FailbackGaveUp)
     assert [failed.reason for failed in received] == [gave_up.reason]
     assert gave_up.reason.startswith("its channel was closed;")
 

@@ -159,10 +159,10 @@ def test_a_call_whose_deadline_has_passed_is_refused_and_counted(
             assert status(target, kind, timeout=timeout)[0] is DEADLINE_EXCEEDED
             if held_up:
                 break
-        wait_until(lambda: any(isinstance(one, DeadlineExceededBeforeStart) for one in events))
+        wait_until(lambda: events.of(DeadlineExceededBeforeStart))
         assert set(codes_of(call_counts.server)) == {"DEADLINE_EXCEEDED"}
     assert served == []
-    late = next(one for one in events if isinstance(one, DeadlineExceededBeforeStart))
+    late = events.of(DeadlineExceededBeforeStart)[0]
     assert late.method == METHOD
     assert late.late_s >= 0
     logged = [one.getMessage() for one in caplog.records if one.name.startswith("grpc")]
@@ -344,7 +344,7 @@ def call(world, nature, kind, end, gate, timer):
 @each(WAITING)
 def test_a_slow_call_is_reported_while_it_runs(call, kind, gate, timer, events):
     timer.advance(1.9)
-    assert not any(isinstance(one, CallSlow) for one in events)
+    assert not events.of(CallSlow)
     timer.advance(0.2)
     wait_until(lambda: CallSlow(METHOD, "server", 2.0) in events)
     gate.opened.set()
@@ -375,7 +375,7 @@ def test_no_timeout_remains_after_the_end_of_a_call(call, kind, end, gate, timer
         assert end is with_a_bug
     wait_until(lambda: timer.pending == 0)
     timer.advance(5)
-    assert not any(isinstance(one, CallSlow) for one in events)
+    assert not events.of(CallSlow)
 
 
 @pytest.mark.parametrize("end", [well])

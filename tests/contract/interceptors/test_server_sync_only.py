@@ -13,9 +13,10 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.handlers import left, seconds, status
 from fixtures.small_servers import Gate, serving
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.call import CallPolicy, DeadlinePolicy
+from rpcwheel.call import CallPolicy, DeadlinePolicy, current_criticality
 from rpcwheel.events import CallSlow
 from rpcwheel.interceptors import aio, server_interceptors
+from rpcwheel.rpc import CRITICALITY_KEY
 
 SET_BY_HANDLER = ContextVar("set_by_handler", default=None)
 SLOW = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=2.0))
@@ -61,19 +62,19 @@ def test_outer_interceptors_see_context_variables_that_a_handler_sets():
     assert seen == ["by the handler"]
 
 
-def test_a_handler_that_pushes_responses_still_pushes_them():
+def test_a_handler_that_pushes_responses_pushes_them_and_sees_what_is_current():
     def behavior(request, context, push):
         push(repr(left()).encode())
+        push(str(current_criticality()).encode())
         threading.Thread(target=push, args=(None,)).start()
 
     behavior.experimental_non_blocking = True
     made = handler("stream_stream", behavior)
     with serving(made, interceptors=server_interceptors(), workers=1) as target:
-        assert 0 < seconds(ask(target, "stream_stream")) <= WAIT_S * ROUNDED
-
-
-def slow_calls(events):
-    return [event for event in events if isinstance(event, CallSlow)]
+        metadata = ((CRITICALITY_KEY, "sheddable"),)
+        answers = ask(target, "stream_stream", metadata=metadata)
+    assert 0 < seconds(answers) <= WAIT_S * ROUNDED
+    assert answers[1:] == [b"sheddable"]
 
 
 def test_slow_call_threshold_includes_the_time_until_the_first_response(timer, events):
@@ -92,7 +93,7 @@ def test_slow_call_threshold_includes_the_time_until_the_first_response(timer, e
         timer.advance(3)
         gate.opened.set()
         assert list(call) == [b"x"]
-    assert wait_until(lambda: len(slow_calls(events)) == 1)
+    assert wait_until(lambda: len(events.of(CallSlow)) == 1)
 
 
 def pushing(pushes):
@@ -128,7 +129,7 @@ def test_a_stream_of_pushed_responses_is_slow_until_its_end(cancelled, timer, ev
             thread.join()
         assert wait_until(lambda: timer.pending == 0)
     # A worker may report a slow call of a client of an earlier test now, on a busy machine.
-    assert [event for event in slow_calls(events) if event.side == "server"] == []
+    assert [event for event in events.of(CallSlow) if event.side == "server"] == []
 
 
 # --- Counts ---

@@ -17,14 +17,6 @@ own_redis = engine_fixture(DurableRedis, "session")
 
 
 @pytest.fixture
-def opened():
+def opened(closed_later):
     """Open journals, which are closed after the test."""
-    journals = []
-
-    def open_one(given):
-        journals.append(open_journal_backend(given))
-        return journals[-1]
-
-    yield open_one
-    for journal in journals:
-        journal.close()
+    return lambda given: closed_later(open_journal_backend(given))

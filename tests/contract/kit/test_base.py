@@ -25,6 +25,7 @@ from rpcwheel import (
     ThrottlePolicy,
 )
 from rpcwheel.kit import KitPolicy
+from rpcwheel.kit.service_config import policy_from_service_config
 from rpcwheel.options import server_options
 from rpcwheel.publisher.publisher import PublisherBase
 from rpcwheel.telemetry import components
@@ -109,6 +110,12 @@ def test_from_env_reads_the_environment(kind, monkeypatch):
     assert kind.from_env().policy == KitPolicy(retry=RETRY)
     monkeypatch.setenv("SHOP_RPC_TIMEOUT", "3")
     assert kind.from_env("SHOP_RPC_").policy == KitPolicy(timeout={"timeout": 3.0})
+
+
+def test_from_service_config_takes_a_service_config_of_grpc(kind):
+    config = {"methodConfig": [{"name": [{}], "timeout": "60s"}]}
+    expected = kind.from_policy(policy_from_service_config(config)).policy
+    assert kind.from_service_config(config).policy == expected
 
 
 def test_repr_names_the_settings_without_their_values(kind):

@@ -1,31 +1,13 @@
 """A kit in calls to a real server."""
 
-import grpc
 import pytest
 
-from fixtures.grpc_servers import IMPATIENT
-from fixtures.shop import SERVICE, UNARY_UNARY
-from fixtures.small_servers import METHOD, serving_in
+from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel import FailbackPolicy, RetryPolicy, current_deadline
+from rpcwheel import FailbackPolicy, RetryPolicy
 from rpcwheel.errors import FailbackClosed
 
 RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0)
-SERVICE_CONFIG = {
-    "methodConfig": [
-        {
-            "name": [{"service": SERVICE}],
-            "timeout": "60s",
-            "retryPolicy": {
-                "maxAttempts": 4,
-                "initialBackoff": "0.001s",
-                "maxBackoff": "0.01s",
-                "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
-            },
-        }
-    ]
-}
 PATIENT = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60)
 
 
@@ -41,14 +23,6 @@ def in_front(world, kit, shop):
 def kit(world):
     """Makes kits, which are closed at the end."""
     return lambda **settings: world.keep(world.api.Kit(**settings))
-
-
-def test_calls_are_retried_as_a_service_config_says(shop, world):
-    kit = world.keep(world.api.Kit.from_service_config(SERVICE_CONFIG))
-    shop.then("UNAVAILABLE", "UNAVAILABLE")
-    assert world.call(in_front(world, kit, shop)).result() == b"x"
-    assert len(shop.calls) == 3
-    assert 0 < shop.calls[0].time_remaining < 61  # gRPC rounds it up
 
 
 def test_close_returns_undelivered_calls_once(shop, world, kit):
@@ -103,28 +77,3 @@ def test_each_channel_has_its_own_retry_budget(shop, world, kit):
     shop.then("UNAVAILABLE")
     assert world.call(other).result() == b"x"
     assert len(shop.calls) == 5
-
-
-def test_a_handler_propagates_its_deadline(shop, world, kit):
-    made = kit(timeout=2 * WAIT_S)
-    onward = in_front(world, made, shop).unary_unary(UNARY_UNARY)
-    seen = []
-
-    def serve(request, context):
-        seen.append(current_deadline())
-        return onward(request)
-
-    async def serve_on_loop(request, context):
-        return await serve(request, context)
-
-    behavior = serve if world.name == "sync" else serve_on_loop
-    handler = grpc.unary_unary_rpc_method_handler(behavior)
-    with (
-        serving_in(world, handler, *made.server_interceptors()) as target,
-        grpc.insecure_channel(target, options=IMPATIENT) as channel,
-    ):
-        assert channel.unary_unary(METHOD)(b"a", timeout=WAIT_S) == b"a"
-        assert channel.unary_unary(METHOD)(b"b") == b"b"
-    assert seen[0].remaining() < 1.1 * WAIT_S
-    assert 0 < shop.calls[0].time_remaining < 1.1 * WAIT_S
-    assert 1.1 * WAIT_S < shop.calls[1].time_remaining < 2.1 * WAIT_S

@@ -8,7 +8,7 @@ import pytest
 from fixtures.balanced_channels import instance
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S
-from fixtures.worlds import AioWorld, SyncWorld
+from fixtures.worlds import AioWorld, SyncWorld, only_aio
 from rpcwheel import RetryPolicy
 from rpcwheel.call import CallPolicy
 
@@ -114,10 +114,7 @@ async def writes_after_the_end(call):
     return await writes(call)
 
 
-aio_only = pytest.mark.parametrize("world", [AioWorld], indirect=True)
-
-
-@aio_only
+@only_aio
 @each_channel
 @pytest.mark.parametrize(
     ("program", "options", "code"),
@@ -134,7 +131,7 @@ def test_writes_without_a_server_end_as_with_grpc(world, dead, kind, program, op
     assert results == [first, asyncio.InvalidStateError, None, code]
 
 
-@aio_only
+@only_aio
 @each_channel
 def test_nothing_can_be_written_while_done_writing_waits_for_a_server(world, dead, kind):
     channel = open_channel(world, kind, dead)
@@ -218,7 +215,7 @@ def test_each_attempt_sends_the_metadata_of_an_iterator(world, style, shop, kind
 # --- A closed channel ---
 
 
-@aio_only
+@only_aio
 @each_channel
 def test_a_closed_channel_refuses_to_wait_for_another_state(world, dead, kind):
     channel = open_channel(world, kind, dead)

@@ -3,10 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import grpc
 import pytest
 
-from fixtures.idle_server import events_of
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S
 from rpcwheel import ConfigurationError, Kit, RegistryPolicy, RetryPolicy
@@ -29,26 +27,11 @@ def entered(world, make, *args, **options):
 
 
 @pytest.fixture
-def server(world):
-    """Makes servers that return `a`."""
-
-    async def answer_on_loop(request, context):
-        return b"a"
-
-    def make(interceptors, options):
-        if world.name == "aio":
-            server = grpc.aio.server(interceptors=interceptors, options=options)
-            behavior = answer_on_loop
-        else:
-            pool = ThreadPoolExecutor(4)
-            server = grpc.server(pool, interceptors=interceptors, options=options)
-            behavior = lambda request, context: b"a"  # noqa: E731
-        handler = grpc.unary_unary_rpc_method_handler(behavior)
-        handlers = grpc.method_handlers_generic_handler(SERVICE, {"Who": handler})
-        server.add_generic_rpc_handlers([handlers])
-        return server
-
-    return lambda kit: world.do(make, kit.server_interceptors(), kit.server_options())
+def server(make_world_shop):
+    """Makes servers of a kit that return `a`."""
+    return lambda kit: (
+        make_world_shop(interceptors=kit.server_interceptors(), options=kit.server_options()).server
+    )
 
 
 def test_a_server_is_published_called_by_name_and_stopped_in_order(world, server, tmp_path):
@@ -87,7 +70,7 @@ def test_a_server_without_the_interceptors_of_the_kit_is_reported_as_without_an_
     url = f"sqlite://{tmp_path}/registry.db"
     with entered(world, kit.serve, server, publish=url, service=SERVICE, **QUICK):
         assert kit.detectors == ()
-        (limited,) = events_of(events, IdleDetectionLimited)
+        (limited,) = events.of(IdleDetectionLimited)
         assert "interceptors=kit.server_interceptors()" in limited.reason
 
 
@@ -100,7 +83,7 @@ def test_a_server_that_has_an_idle_detector_is_not_reported_as_without_one(
     url = f"sqlite://{tmp_path}/registry.db"
     with entered(world, kit.serve, served, publish=url, service=SERVICE, **QUICK):
         assert len(kit.detectors) == 1
-    assert events_of(events, IdleDetectionLimited) == []
+    assert events.of(IdleDetectionLimited) == []
 
 
 def test_serve_with_several_servers_needs_the_connection_table(make_shop, memory):

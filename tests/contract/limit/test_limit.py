@@ -15,7 +15,6 @@ from fixtures.limited_servers import LONG_S, SHORT_S, call_on
 from fixtures.shop import SERVICE, UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call import MethodPolicy, current_criticality, current_deadline
-from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import OverloadBegan, OverloadEnded
 from rpcwheel.limit import LimitPolicy, RatePolicy
 from rpcwheel.rpc import Criticality
@@ -131,13 +130,17 @@ def test_a_refusal_has_no_response_and_the_retries_of_grpc_follow_its_pushback(l
     assert server.refused == {("critical", "waited"): 3}
 
 
-def test_a_call_that_is_refused_on_arrival_is_reported_while_others_wait(limited):
-    server = limited(limit=LimitPolicy(max_concurrent=1, max_streams=1, max_wait=LONG_S))
+def test_streams_run_beside_handlers_and_are_refused_on_arrival_while_others_wait(limited):
+    server = limited(limit=LimitPolicy(max_concurrent=1, max_streams=2, max_wait=LONG_S))
     server.held(b"hold")
-    server.held(b"hold stream", kind="unary_stream")
-    server.waiting(b"x")
+    (waiting,) = server.waiting(b"later")
+    streams = server.held(b"hold 1", b"hold 2", kind="unary_stream")
+    assert (server.status.running, server.status.streams, server.status.waiting) == (1, 2, 1)
     assert is_refused(server.call(b"y", "unary_stream"))
     assert wait_until(lambda: server.status.problem == "overloaded: it has refused 1 call")
+    server.release(b"hold 1", b"hold 2", b"hold")
+    assert waiting.result() == b"later"
+    assert [stream.read() for stream in streams] == [b"hold 1", b"hold 2"]
 
 
 @each_streaming_kind
@@ -152,17 +155,6 @@ def test_a_stream_above_max_streams_is_refused_at_once(limited, kind):
     assert held.result() in (b"hold", [b"hold"])
     assert wait_until(server.is_idle)
     assert server.call(b"x", kind).result() in (b"x", [b"x"])
-
-
-def test_streams_run_beside_the_handlers_that_the_limit_permits(limited):
-    server = limited(**PATIENT)
-    server.held(b"hold")
-    (waiting,) = server.waiting(b"later")
-    streams = server.held(b"hold 1", b"hold 2", kind="unary_stream")
-    assert (server.status.running, server.status.streams, server.status.waiting) == (1, 2, 1)
-    server.release(b"hold 1", b"hold 2", b"hold")
-    assert waiting.result() == b"later"
-    assert [stream.read() for stream in streams] == [b"hold 1", b"hold 2"]
 
 
 def test_quick_calls_do_not_wait_for_slow_handlers_if_the_limit_is_adaptive(limited):
@@ -283,8 +275,11 @@ def test_the_more_critical_call_is_served_first_and_then_the_older_one(limited):
     server = limited(**PATIENT)
     server.held(b"hold")
     calls = []
-    for level in ("sheddable", "sheddable_plus", "", "critical_plus", "critical", "sheddable"):
+    levels = ("sheddable", "sheddable_plus", "", "critical_plus", "critical", "sheddable", "most")
+    for level in levels:
         calls += server.waiting(b"%s %d" % (level.encode(), len(calls)), criticality=level)
+    twice = (("rpcwheel-criticality", "critical_plus"),) * 2
+    calls += server.waiting(b"twice 7", metadata=twice)
     server.release(b"hold")
     for call in calls:
         call.result()
@@ -292,30 +287,12 @@ def test_the_more_critical_call_is_served_first_and_then_the_older_one(limited):
         b"critical_plus 3",
         b" 2",
         b"critical 4",
+        b"most 6",  # what is not valid counts as none
+        b"twice 7",
         b"sheddable_plus 1",
         b"sheddable 0",
         b"sheddable 5",
     ]
-
-
-KEY = "rpcwheel-criticality"
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    [((KEY, "most"),), ((KEY, "critical_plus"), (KEY, "critical_plus"))],
-    ids=["unknown", "several"],
-)
-def test_a_criticality_that_is_not_valid_counts_as_none(limited, metadata):
-    server = limited(**PATIENT)
-    server.held(b"hold")
-    first = server.waiting(b"first")
-    second = server.waiting(b"second", metadata=metadata)
-    last = server.waiting(b"last", criticality="sheddable_plus")
-    server.release(b"hold")
-    for call in (*first, *second, *last):
-        call.result()
-    assert server.began == [b"hold", b"first", b"second", b"last"]
 
 
 def test_callers_get_at_most_the_highest_criticality_that_the_server_believes(limited):
@@ -378,11 +355,14 @@ NEVER = {
 
 
 @pytest.mark.parametrize("name", NEVER)
-def test_calls_that_are_never_limited_run_while_all_threads_are_taken(world, limited, name):
+def test_calls_that_are_never_limited_need_no_token_and_run_while_all_threads_are_taken(
+    world, limited, name
+):
     service, method, options = NEVER[name]
     handlers = grpc.method_handlers_generic_handler(service, {method: echo(world)})
     methods = {"/test.Free/*": MethodPolicy(limit=None)}
-    server = limited(handlers, workers=1, methods=methods, **PATIENT)
+    limit = LimitPolicy(max_concurrent=1, max_wait=LONG_S, rate=TWO)
+    server = limited(handlers, workers=1, methods=methods, limit=limit)
     server.held(b"hold")
     (waiting,) = server.waiting(b"later")
     for _ in range(3):
@@ -390,6 +370,7 @@ def test_calls_that_are_never_limited_run_while_all_threads_are_taken(world, lim
         assert call.result() == b"x"
     assert not waiting.done()
     assert server.status.running == 1
+    assert is_above_rate(server.call(b"3"))
 
 
 @pytest.mark.parametrize(
@@ -402,20 +383,6 @@ def test_not_every_call_can_be_a_heartbeat(limited, kind, cap):
     server.call(b"x").result()
     call = server.call(b"x", kind, metadata=(("rpcwheel-heartbeat", "1"),))
     assert is_above_rate(call)
-
-
-@pytest.mark.parametrize("name", NEVER)
-def test_calls_that_are_never_limited_need_no_token(world, limited, name):
-    service, method, options = NEVER[name]
-    handlers = grpc.method_handlers_generic_handler(service, {method: echo(world)})
-    methods = {"/test.Free/*": MethodPolicy(limit=None)}
-    server = limited(handlers, methods=methods, limit=LimitPolicy(rate=TWO))
-    for _ in range(3):
-        call = server.call(b"x", method=f"/{service}/{method}", **options)
-        assert call.result() == b"x"
-    server.call(b"1").result()
-    server.call(b"2").result()
-    assert is_above_rate(server.call(b"3"))
 
 
 # Rates
@@ -492,12 +459,6 @@ def test_other_methods_have_no_limit_if_only_one_has(limited):
     assert is_refused(waiting)
 
 
-def test_the_limit_of_a_method_has_only_a_number(world):
-    for limit in ("adaptive", LimitPolicy(max_concurrent=1, max_wait=1.0)):
-        with pytest.raises(ConfigurationError, match="limit: "):
-            world.api.Kit(methods={OTHER: MethodPolicy(limit=limit)})
-
-
 # The server's end, and several servers
 
 
@@ -555,16 +516,6 @@ def test_an_overload_is_reported_when_it_begins_and_when_it_has_ended(limited, e
         wait_until(lambda number=number: number == sum(each.refused for each in of_shop(ended)))
     assert len(of_shop(began)) == len(of_shop(ended)) >= 2
     assert {event.running for event in of_shop(began)} == {1}
-
-
-def test_an_overload_is_reported_once_for_many_refused_calls(limited, events):
-    policy = LimitPolicy(name="busy shop", max_concurrent=1, max_wait=0.001)
-    server = limited(limit=policy)
-    server.held(b"hold")
-    for _ in range(4):
-        assert is_refused(server.call(b"x"))
-    began = wait_until(lambda: events.of(OverloadBegan))
-    assert [event.server for event in began].count("busy shop") == 1
 
 
 # What handlers see, and other interceptors

@@ -11,7 +11,8 @@ import pytest
 from fixtures.grpc_servers import IMPATIENT, GrpcServer, ThisLoop, unary_service
 from fixtures.limited_servers import LONG_S
 from fixtures.small_servers import METHOD, Gate
-from fixtures.waiting import WAIT_S, aio_wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from fixtures.worlds import only_aio
 from rpcwheel.aio import Kit
 from rpcwheel.limit import LimitPolicy
 from rpcwheel.telemetry import components
@@ -123,7 +124,8 @@ async def test_refused_calls_leave_no_more_garbage_than_others(serve):
     assert not {"RPCState", "_ServicerContext", "AbortError", "frame"} & kinds.keys()
 
 
-async def test_an_interceptor_before_that_fails_leaves_no_call_counted(serve):
+@only_aio
+def test_an_interceptor_before_that_fails_leaves_no_call_counted(limited):
     """The call ends with its task, also if it never gets to its handler."""
 
     class Failing(grpc.aio.ServerInterceptor):
@@ -131,21 +133,7 @@ async def test_an_interceptor_before_that_fails_leaves_no_call_counted(serve):
             await continuation(details)
             raise ValueError("not today")
 
-    kit = Kit(limit=ONE)
-    server = GrpcServer(
-        unary_service(METHOD, lambda request, _: request),
-        world=ThisLoop,
-        start=False,
-        interceptors=[Failing(), *kit.server_interceptors()],
-    )
-    limit = components.of_kind("limit")[-1]
-    port = server.listen()
-    await server.server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=IMPATIENT) as channel:
-        for _ in range(3):
-            with pytest.raises(grpc.aio.AioRpcError):
-                await channel.unary_unary(METHOD)(b"x", timeout=WAIT_S)
-    await aio_wait_until(lambda: limit.status().running == 0)
-    await server.server.stop(None)
-    server.pool.shutdown()
-    await kit.close()
+    server = limited(before=(Failing(),), limit=ONE)
+    for _ in range(3):
+        server.call(b"x").error()
+    assert wait_until(server.is_idle)

@@ -16,7 +16,7 @@ from fixtures.limited_servers import LONG_S, SHORT_S
 from fixtures.shop import SERVICE, UNARY_UNARY
 from fixtures.small_servers import METHOD, Gate
 from fixtures.waiting import WAIT_S, wait_until
-from fixtures.worlds import SyncWorld
+from fixtures.worlds import only_sync
 from rpcwheel.call import MethodPolicy
 from rpcwheel.events import LimitIneffective, add_sink, remove_sink
 from rpcwheel.limit import LimitPolicy, ServerExecutor
@@ -28,13 +28,7 @@ OTHER = f"/{SERVICE}/Other"
 PATIENT = {"limit": LimitPolicy(max_concurrent=1, max_wait=LONG_S)}
 HEALTH = "/grpc.health.v1.Health/Check"
 
-
-@pytest.fixture
-def world():
-    """`grpc` only."""
-    world = SyncWorld()
-    yield world
-    world.close()
+pytestmark = [only_sync, pytest.mark.usefixtures("world")]
 
 
 def echo(request, _context):
@@ -70,16 +64,9 @@ def kit_of(world, **settings):
 # Another executor
 
 
-def test_an_executor_without_the_limit_is_reported_once(world, serve, events):
-    kit = kit_of(world, limit=LimitPolicy(name="shop", max_concurrent=1))
-    channel = serve({METHOD: echo}, kit, ThreadPoolExecutor)
-    for _ in range(6):
-        assert channel.unary_unary(METHOD)(b"x") == b"x"
-    assert wait_until(lambda: events.of(LimitIneffective))
-    assert events.of(LimitIneffective) == [LimitIneffective("shop")]
-
-
-def test_an_executor_without_the_limit_is_a_problem_until_calls_arrive(world, serve):
+def test_an_executor_without_the_limit_is_reported_once_and_a_problem_until_calls_arrive(
+    world, serve, events
+):
     kit = kit_of(world, limit=LimitPolicy(name="no executor", max_concurrent=1))
     interceptors = kit.server_interceptors()
 
@@ -89,7 +76,7 @@ def test_an_executor_without_the_limit_is_a_problem_until_calls_arrive(world, se
 
     def call_with(executor):
         channel = serve({METHOD: echo}, None, executor, interceptors)
-        for _ in range(3):
+        for _ in range(6):
             assert channel.unary_unary(METHOD)(b"x", timeout=WAIT_S) == b"x"
 
     assert status() == (1, "")
@@ -97,6 +84,8 @@ def test_an_executor_without_the_limit_is_a_problem_until_calls_arrive(world, se
     assert status() == (None, "no effect: the server needs kit.server_executor()")
     call_with(kit.server_executor)
     assert status() == (1, "")
+    assert wait_until(lambda: events.of(LimitIneffective))
+    assert events.of(LimitIneffective) == [LimitIneffective("no executor")]
 
 
 def test_the_executor_of_the_kit_is_not_reported_after_health_checks(world, serve, events):
@@ -164,11 +153,6 @@ def test_a_function_of_a_handler_runs_on_the_executor_in_the_context_of_the_call
     assert serve({METHOD: handler}, kit, make).unary_unary(METHOD)(b"x", timeout=WAIT_S) == b"xx"
 
 
-def test_the_number_of_threads_must_be_positive():
-    with pytest.raises(ValueError, match="max_workers"):
-        rpcwheel.Kit(limit=1).server_executor(0)
-
-
 def test_a_call_waits_for_a_thread_if_the_limit_is_higher(limited):
     server = limited(workers=2, limit=LimitPolicy(max_concurrent=9, max_wait=LONG_S))
     server.held(b"hold")
@@ -179,34 +163,61 @@ def test_a_call_waits_for_a_thread_if_the_limit_is_higher(limited):
     assert (call.result(), stream.result()) == (b"x", [b"y"])
 
 
-def test_an_executor_that_two_servers_share_keeps_both_limits(world):
-    shared = ServerExecutor(4)
-    kits = [kit_of(world, **PATIENT) for _ in range(2)]
-    gates = [Gate(), Gate()]
-    servers = [
-        GrpcServer(
-            unary_service(METHOD, lambda request, _, gate=gate: gate(request)),
-            executor=lambda *_, **__: shared,
+class TwoServers:
+    """Two servers with a limit of one call each, on the threads of one executor.
+
+    `gates` hold their handlers, and `served` has the numbers of the servers, 0 and 1, in the order
+    in which their handlers began.
+    """
+
+    def __init__(self, world, threads):
+        self.executor = ServerExecutor(threads)
+        self.gates = [Gate(), Gate()]
+        self.served = []
+        self._servers = [self._serve(kit_of(world, **PATIENT), number) for number in range(2)]
+        self.limits = components.of_kind("limit")[-2:]
+        self._channels = [world.channel(server.target) for server in self._servers]
+
+    def _serve(self, kit, number):
+        def handler(request, _context):
+            self.served.append(number)
+            return self.gates[number](request)
+
+        return GrpcServer(
+            unary_service(METHOD, handler),
+            executor=lambda *_, **__: self.executor,
             interceptors=kit.server_interceptors(),
         )
-        for kit, gate in zip(kits, gates, strict=True)
-    ]
-    limits = components.of_kind("limit")[-2:]
-    channels = [world.channel(server.target) for server in servers]
-    calls = [
-        channel.unary_unary(METHOD).future(b"x", timeout=WAIT_S)
-        for channel in channels
-        for _ in range(2)
-    ]
+
+    def call(self, number):
+        """Begin a call to a server."""
+        return self._channels[number].unary_unary(METHOD).future(b"x", timeout=WAIT_S)
+
+    def close(self):
+        """Let all handlers go on, and end the servers."""
+        for gate in self.gates:
+            gate.opened.set()
+        for server in self._servers:
+            server.close()
+
+
+@pytest.fixture
+def two_servers(world, closed_later):
+    """Makes two servers that share an executor."""
+    return lambda threads: closed_later(TwoServers(world, threads))
+
+
+def test_an_executor_that_two_servers_share_keeps_both_limits(two_servers):
+    servers = two_servers(threads=4)
+    calls = [servers.call(number) for number in (0, 0, 1, 1)]
+    limits = servers.limits
     assert wait_until(lambda: [each.status().waiting for each in limits] == [1, 1])
     assert [each.status().running for each in limits] == [1, 1]
-    gates[0].opened.set()
+    servers.gates[0].opened.set()
     assert calls[0].result() == calls[1].result() == b"x"
     assert limits[1].status().running == 1
-    gates[1].opened.set()
+    servers.gates[1].opened.set()
     assert calls[2].result() == calls[3].result() == b"x"
-    for server in servers:
-        server.close()
 
 
 def test_calls_that_wait_are_served_by_the_thread_for_whose_call_they_waited(world, serve):
@@ -233,60 +244,30 @@ def test_calls_that_wait_are_served_by_the_thread_for_whose_call_they_waited(wor
     first.cancel()  # gRPC does not answer a call whose handler exits
 
 
-def test_servers_take_turns_if_they_share_the_threads_of_an_executor(world):
-    shared, served, gates = ServerExecutor(1), [], [Gate(), Gate()]
-
-    def start(name, gate):
-        def handler(request, _context):
-            served.append(name)
-            return gate(request)
-
-        kit = kit_of(world, **PATIENT)
-        return GrpcServer(
-            unary_service(METHOD, handler),
-            executor=lambda *_, **__: shared,
-            interceptors=kit.server_interceptors(),
-        )
-
-    servers = [start(name, gate) for name, gate in zip("ab", gates, strict=True)]
-    limits = components.of_kind("limit")[-2:]
-    methods = [world.channel(server.target).unary_unary(METHOD) for server in servers]
-    calls = [methods[0].future(b"x", timeout=WAIT_S)]
-    assert gates[0].entered.wait(WAIT_S)
-    calls += [methods[0].future(b"x", timeout=WAIT_S) for _ in range(2)]
-    assert wait_until(lambda: limits[0].status().waiting == 2)
-    calls.append(methods[1].future(b"x", timeout=WAIT_S))
-    assert wait_until(lambda: limits[1].status().running == 1)  # it is in the queue of the pool
-    for gate in gates:
+def test_servers_take_turns_if_they_share_the_threads_of_an_executor(two_servers):
+    servers = two_servers(threads=1)
+    calls = [servers.call(0)]
+    assert servers.gates[0].entered.wait(WAIT_S)
+    calls += [servers.call(0) for _ in range(2)]
+    assert wait_until(lambda: servers.limits[0].status().waiting == 2)
+    calls.append(servers.call(1))
+    assert wait_until(lambda: servers.limits[1].status().running == 1)  # in the queue of the pool
+    for gate in servers.gates:
         gate.opened.set()
     assert [call.result() for call in calls] == [b"x"] * 4
-    assert served == ["a", "b", "a", "a"]
-    for server in servers:
-        server.close()
+    assert servers.served == [0, 1, 0, 0]
 
 
-def test_a_shutdown_cancels_no_call_that_waits_for_a_thread(world):
-    shared, gates = ServerExecutor(1), [Gate(), Gate()]
-    servers = [
-        GrpcServer(
-            unary_service(METHOD, lambda request, _, gate=gate: gate(request)),
-            executor=lambda *_, **__: shared,
-            interceptors=kit_of(world, **PATIENT).server_interceptors(),
-        )
-        for gate in gates
-    ]
-    limits = components.of_kind("limit")[-2:]
-    methods = [world.channel(server.target).unary_unary(METHOD) for server in servers]
-    first = methods[0].future(b"x", timeout=WAIT_S)
-    assert gates[0].entered.wait(WAIT_S)
-    second = methods[1].future(b"x", timeout=WAIT_S)
-    assert wait_until(lambda: limits[1].status().running == 1)  # it is in the queue of the pool
-    shared.shutdown(wait=False, cancel_futures=True)
-    for gate in gates:
+def test_a_shutdown_cancels_no_call_that_waits_for_a_thread(two_servers):
+    servers = two_servers(threads=1)
+    first = servers.call(0)
+    assert servers.gates[0].entered.wait(WAIT_S)
+    second = servers.call(1)
+    assert wait_until(lambda: servers.limits[1].status().running == 1)  # in the queue of the pool
+    servers.executor.shutdown(wait=False, cancel_futures=True)
+    for gate in servers.gates:
         gate.opened.set()
     assert first.result() == second.result() == b"x"
-    for server in servers:
-        server.close()
 
 
 def test_more_than_four_calls_without_a_limit_run_at_the_same_time(world, serve):

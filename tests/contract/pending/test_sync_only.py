@@ -143,7 +143,7 @@ def test_system_exit_in_a_callback_reaches_only_threads_of_the_user(calls, timer
         calls.received(1, 1)
     timer.advance(2)
     assert wait_until(lambda: ran == [timed_out])
-    assert not [event for event in events if isinstance(event, TaskFailed)]
+    assert not events.of(TaskFailed)
     assert answered.result() == 1
 
 

@@ -19,7 +19,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from fixtures.forks import holds_in_child
-from fixtures.shops import HOLD, SERVICE, WHO, AioShop, Shop
+from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
@@ -85,20 +85,6 @@ def started(shop, *args, **settings):
 
 
 @pytest.fixture
-def make_world_shop(world):
-    """Create servers of this world that are stopped after the test."""
-    made = []
-
-    def make(*args, **options):
-        made.append(world.do({"sync": Shop, "aio": AioShop}[world.name], *args, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        world.do(getattr(one, "end", one.close))
-
-
-@pytest.fixture
 def publish(world):
     """Publish and start a server of this world; it is stopped after the test."""
     made = []
@@ -124,11 +110,7 @@ def ask(port, method=WHO):
 
 
 def steps(events):
-    return [one.step for one in events if isinstance(one, ShutdownStep)]
-
-
-def failures(events):
-    return [one for one in events if isinstance(one, CallbackFailed)]
+    return [one.step for one in events.of(ShutdownStep)]
 
 
 # Start
@@ -147,7 +129,7 @@ def test_a_server_without_a_port_is_bound_published_and_stopped_in_order(
     world.do(published.stop, reason="enough")
     assert wait_until(lambda: ids(registry) == [])
     assert wait_until(lambda: steps(events) == ALL)
-    shutdown_steps = [one for one in events if isinstance(one, ShutdownStep)]
+    shutdown_steps = events.of(ShutdownStep)
     assert {(one.server, one.reason) for one in shutdown_steps} == {
         (f"{SERVICE} at {where}", "enough")
     }
@@ -553,7 +535,7 @@ def test_a_hurried_stop_does_not_wait_for_a_frozen_registry(shop, flaky, timer, 
     timer.advance(0.6)  # more than it may take without grace
     published.stop(grace=0)
     assert wait_until(lambda: steps(events) == ALL)
-    (failed,) = [one for one in events if isinstance(one, WithdrawalFailed)]
+    (failed,) = events.of(WithdrawalFailed)
     assert failed.registry == frozen.url
 
 
@@ -607,7 +589,7 @@ def test_a_failed_withdrawal_is_an_event_and_a_closed_registry_is_not(
     ):
         registry.close()
     assert wait_until(lambda: steps(events) == ALL)
-    (failed,) = failures(events)
+    (failed,) = events.of(CallbackFailed)
     assert isinstance(failed.error, LookupError)
 
 
@@ -706,7 +688,7 @@ def test_a_health_servicer_that_hangs_and_fails_does_not_delay_the_stop(
         pass
     assert wait_until(lambda: steps(events) == ALL)
     goes_on.set()
-    assert wait_until(lambda: failures(events))
+    assert wait_until(lambda: events.of(CallbackFailed))
 
 
 def test_wait_ends_after_a_signal_that_does_not_interrupt_the_main_thread(shop, memory):

@@ -41,7 +41,7 @@ async def ask(port, method=WHO):
 
 
 def steps(events):
-    return [one.step for one in events if isinstance(one, ShutdownStep)]
+    return [one.step for one in events.of(ShutdownStep)]
 
 
 # Start

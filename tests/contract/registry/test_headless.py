@@ -76,17 +76,13 @@ def pods(make_shop):
 
 
 @pytest.fixture
-def backend():
+def backend(closed_later):
     """Open a backend that is closed with the test."""
-    opened = []
 
     def open_one(url, timer=None, timeout_s=WAIT_S):
-        opened.append(open_backend(url, Settings(15.0, timeout_s, timer)))
-        return opened[-1]
+        return closed_later(open_backend(url, Settings(15.0, timeout_s, timer)))
 
-    yield open_one
-    for one in opened:
-        one.close()
+    return open_one
 
 
 def who(channel, times=6):
@@ -171,7 +167,7 @@ def test_an_address_that_no_server_can_have_is_skipped_with_an_event(resolver, e
     with rpcwheel.open_registry(url(), registry_policy=POLICY) as registry:
         found = registry.lookup(HOST).instances
     assert [one.host for one in found] == ["10.0.0.1", "10.0.0.2"]
-    skipped = wait_until(lambda: [one for one in events if isinstance(one, RecordSkipped)])
+    skipped = wait_until(lambda: events.of(RecordSkipped))
     assert {event.key for event in skipped} == {"0.0.0.0:50051", "[::]:50051"}
     assert all("an address to listen on" in str(event.error) for event in skipped)
 

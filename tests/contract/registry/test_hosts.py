@@ -5,13 +5,13 @@ tests do not depend on the DNS of the machine. `tests/unit/test_instance.py` has
 """
 
 import socket
-import threading
-from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
 import rpcwheel
 from fixtures.grpc_servers import IMPATIENT
+from fixtures.listeners import listen  # noqa: F401 - a fixture
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S
 from rpcwheel import RegistryPolicy
@@ -24,42 +24,20 @@ TARGET = "unix:50051"
 AUTHORIZATION = (("authorization", "Bearer secret"),)
 
 
-class Proxy:
-    """An HTTP proxy that notes which address it is to connect to, and closes the connection."""
-
-    def __init__(self) -> None:
-        self.asked: set[str] = set()
-        self._closed = False
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.options = [("grpc.http_proxy", f"http://127.0.0.1:{self.port}"), *IMPATIENT]
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        return self._listening.getsockname()[1]
-
-    def _serve(self) -> None:
-        while not self._closed:
-            connection, _ = self._listening.accept()
-            with connection, suppress(OSError), connection.makefile("rb") as lines:
-                if line := lines.readline():  # "CONNECT shop.example:50051 HTTP/1.1"
-                    self.asked.add(line.split()[1].decode())
-
-    def close(self) -> None:
-        self._closed = True
-        socket.create_connection(("127.0.0.1", self.port)).close()
-        self._thread.join(WAIT_S)
-        self._listening.close()
-
-
 @pytest.fixture
-def proxy(monkeypatch):
+def proxy(monkeypatch, listen):  # noqa: F811
+    """An HTTP proxy that notes which address it is to connect to, and closes the connection."""
     for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    proxy = Proxy()
-    yield proxy
-    proxy.close()
+    asked = set()
+
+    def note(connection):
+        with connection.makefile("rb") as lines:
+            if line := lines.readline():  # "CONNECT shop.example:50051 HTTP/1.1"
+                asked.add(line.split()[1].decode())
+
+    options = [("grpc.http_proxy", f"http://{listen(note).target}"), *IMPATIENT]
+    return SimpleNamespace(asked=asked, options=options)
 
 
 def call(world, function, target, proxy, **options):

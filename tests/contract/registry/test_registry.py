@@ -162,7 +162,7 @@ def test_a_lookup_raises_if_no_record_is_readable(registry, backend, monkeypatch
     monkeypatch.setattr(backend, "lookup", lambda _: View({"a": b"rubbish"}))
     with pytest.raises(RegistryUnavailable, match=r"none of the records of other\.Service"):
         registry.lookup("other.Service")
-    assert wait_until(lambda: any(isinstance(one, RecordSkipped) for one in events))
+    assert wait_until(lambda: events.of(RecordSkipped))
 
 
 # Subscriptions
@@ -196,7 +196,7 @@ def test_a_listener_that_raises_is_an_event_and_is_called_again(world, world_reg
     assert wait_until(lambda: calls)
     world.do(world_registry.register, instance(), wait=WAIT_S)
     assert wait_until(lambda: len(calls) == 2)
-    assert wait_until(lambda: any(isinstance(event, CallbackFailed) for event in events))
+    assert wait_until(lambda: events.of(CallbackFailed))
     world.do(subscription.close)
 
 
@@ -216,7 +216,7 @@ def test_a_watch_that_cannot_begin_is_an_event_and_is_tried_again(
 ):
     monkeypatch.setattr(backend, "watch", lambda *_: 1 / 0)
     with registry.subscribe("shop.Orders") as subscription:
-        failures = lambda: [one for one in events if isinstance(one, RegistryFailed)]  # noqa: E731
+        failures = lambda: events.of(RegistryFailed)  # noqa: E731
         assert wait_until(failures)
         assert (failures()[0].request, failures()[0].delay_s) == ("watch", 1.0)
         monkeypatch.undo()
@@ -381,7 +381,7 @@ def test_two_registries_of_a_process_with_one_id_are_an_id_conflict_too(
     ours = registry.register(instance(), wait=WAIT_S)
     beside.publish([instance()])
     timer.advance(2.2)
-    again = lambda: {one.again for one in events if isinstance(one, InstancePublished)}  # noqa: E731
+    again = lambda: {one.again for one in events.of(InstancePublished)}  # noqa: E731
     assert wait_until(lambda: "missing" in again())
     assert not id_conflicts(events)  # somebody may have changed it by hand
     beside.publish([instance()])
@@ -399,7 +399,7 @@ def test_a_backend_that_raises_another_error_is_an_event_and_is_tried_again(
     assert wait_until(lambda: isinstance(registration.error, ZeroDivisionError))
     monkeypatch.undo()
     assert advance_until(timer, lambda: registration.state == "PUBLISHED")
-    assert wait_until(lambda: any(isinstance(one, RegistryFailed) for one in events))
+    assert wait_until(lambda: events.of(RegistryFailed))
 
 
 def test_a_successful_lookup_ends_the_backoff(registry, backend):

@@ -77,7 +77,7 @@ async def test_a_listener_that_raises_cancelled_error_is_called_again(registry, 
     for port in (1, 2, 3):
         await registry.register(instance(port), wait=WAIT_S)
         await aio_wait_until(lambda: shown and shown[-1] == port)  # noqa: B023
-    failed = lambda: [one for one in events if isinstance(one, CallbackFailed)]  # noqa: E731
+    failed = lambda: events.of(CallbackFailed)  # noqa: E731
     await aio_wait_until(lambda: len(failed()) >= 3)
     assert isinstance(failed()[0].error, asyncio.CancelledError)
     with_it.close()

@@ -17,7 +17,7 @@ from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.shops import SERVICE, WHO
 from fixtures.small_servers import ECHOING, METHOD, running
 from fixtures.waiting import WAIT_S, wait_until
-from fixtures.worlds import AioWorld, SyncWorld
+from fixtures.worlds import SyncWorld, only_aio
 from rpcwheel import FailbackPolicy, Kit, aio
 from rpcwheel.balancer import BalancedChannel
 from rpcwheel.failback.queue import MAX_STATUS_ENTRIES
@@ -226,7 +226,7 @@ def test_connections_are_listed_while_the_detector_checks_them():
             assert any(one.calls_total == 1 for one in connections)
 
 
-@pytest.mark.parametrize("world", [AioWorld], ids=["aio"], indirect=True)
+@only_aio
 def test_aio_components_are_described_while_their_event_loop_is_blocked(world):
     def snapshot_meanwhile():
         with ThreadPoolExecutor(1) as pool:

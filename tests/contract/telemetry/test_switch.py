@@ -36,10 +36,9 @@ print(sorted(name for name in sys.modules if name.startswith("opentelemetry.")))
     [
         (["without"], {}, "off\n[]\n"),
         ([], {"RPCWHEEL_METRICS": "off"}, "off\n[]\n"),
-        ([], {"RPCWHEEL_TRACES": "off"}, "off\n"),
         ([], {}, "on\n"),
     ],
-    ids=["not installed", "RPCWHEEL_METRICS=off", "RPCWHEEL_TRACES=off", "installed"],
+    ids=["not installed", "RPCWHEEL_METRICS=off", "installed"],
 )
 def test_traces_are_on_if_opentelemetry_is_installed_and_allowed(
     arguments, environment, output, monkeypatch

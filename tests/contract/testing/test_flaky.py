@@ -25,18 +25,14 @@ TWO = ServiceInstance(service="shop.Orders", host="10.0.0.2", port=1)
 
 
 @pytest.fixture
-def opened(timer):
+def opened(timer, closed_later):
     """A function that opens flaky backends on one engine; closed after the test."""
-    made = []
 
     def opened(timeout=0.05):
         settings = Settings(LEASE, timeout, timer)
-        made.append(FlakyBackend(open_backend("memory://flaky", settings)))
-        return made[-1]
+        return closed_later(FlakyBackend(open_backend("memory://flaky", settings)))
 
-    yield opened
-    for backend in made:
-        backend.close()
+    return opened
 
 
 def requests(backend):

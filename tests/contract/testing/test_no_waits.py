@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 import rpcwheel
-from fixtures.waiting import aio_wait_until, wait_until
+from fixtures.waiting import wait_until
 from rpcwheel import RetryPolicy
 from rpcwheel.backoff import Backoff, wait_of_call
 from rpcwheel.durations import NEVER
@@ -75,20 +75,6 @@ def test_failback_does_not_wait(timer, events):
         (event,) = wait_until(delivered)
     assert event.attempts == 3
     assert timer.now == 0
-
-
-async def test_failback_of_coroutines_does_not_wait(timer, events):
-    failures = [ConnectionError()]
-
-    @rpcwheel.with_failback(retry_on=ConnectionError, backoff=3600.0, timer=timer)
-    async def push():
-        if failures:
-            raise failures.pop()
-
-    with no_waits():
-        await push()
-        timer.advance(0)
-        await aio_wait_until(lambda: events.of(FailbackDelivered))
 
 
 def test_an_endless_wait_and_the_end_of_the_attempts_remain():

@@ -1,6 +1,5 @@
 """`FlakyServer`."""
 
-import asyncio
 import time
 from datetime import timedelta
 
@@ -8,7 +7,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.testing import FlakyServer
 
@@ -214,23 +213,6 @@ def test_a_stopped_server_refuses_connections_until_it_starts_on_its_port(channe
 def test_two_servers_have_different_ports(flaky_server):
     with FlakyServer() as other:
         assert other.port != flaky_server.port
-
-
-async def test_calls_of_grpc_aio_fail_continue_and_end_with_the_server(aio_channel, flaky_server):
-    get = aio_channel.unary_unary(GET)
-    flaky_server.fail(times=1)
-    with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
-        await get(b"1")
-    flaky_server.freeze()
-    frozen = get(b"2")
-    await aio_wait_until(lambda: len(flaky_server.calls) == 2)
-    flaky_server.recover()
-    assert await frozen == b"2"
-    await asyncio.to_thread(flaky_server.stop)
-    with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
-        await get(b"3")
-    flaky_server.start()
-    assert await get(b"4", wait_for_ready=True, timeout=WAIT_S) == b"4"
 
 
 def test_invalid_arguments_are_refused(flaky_server):

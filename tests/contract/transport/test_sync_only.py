@@ -14,14 +14,10 @@ from fixtures.leaks import descriptors
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import hanging_call
-from fixtures.worlds import SyncWorld
+from fixtures.worlds import only_sync
 from rpcwheel.transport import ReconnectingChannel
 
-
-@pytest.fixture
-def world():
-    """The world of threads."""
-    return SyncWorld()
+pytestmark = [only_sync, pytest.mark.usefixtures("world")]
 
 
 @pytest.fixture

@@ -230,7 +230,7 @@ def test_close_during_calls_and_reconnects_closes_everything(
     assert after <= {b"ab", *ENDED, *CLOSED}
     assert not channel.reconnect(force=True)
     assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
-    numbers = [event.number for event in events if isinstance(event, ConnectionReplaced)]
+    numbers = [event.number for event in events.of(ConnectionReplaced)]
     assert sorted(numbers) == [*range(2, channel.number + 1)]
 
 

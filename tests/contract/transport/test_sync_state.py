@@ -198,7 +198,7 @@ def test_a_connection_that_cannot_be_watched_is_reported_and_used(shop, events, 
         assert call(b"x") == b"x"
         assert channel.reconnect()
         assert wait_until(lambda: states.count(READY) == 2)
-    failed = [event.error for event in events if isinstance(event, CallbackFailed)]
+    failed = [event.error for event in events.of(CallbackFailed)]
     assert {type(error) for error in failed} == {NotImplementedError}
     caplog.clear()  # the frames of errors keep the server's sockets
 

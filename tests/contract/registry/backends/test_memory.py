@@ -21,17 +21,13 @@ TWO = ServiceInstance(service=SERVICE, host="10.0.0.2", port=1)
 
 
 @pytest.fixture
-def opened(timer):
+def opened(timer, closed_later):
     """Open backends on one engine; closed in the end."""
-    made = []
 
     def opened(url="memory://test", timer=timer):
-        made.append(open_backend(url, Settings(LEASE, 1.0, timer)))
-        return made[-1]
+        return closed_later(open_backend(url, Settings(LEASE, 1.0, timer)))
 
-    yield opened
-    for backend in made:
-        backend.close()
+    return opened
 
 
 def test_a_view_says_which_records_changed(opened):

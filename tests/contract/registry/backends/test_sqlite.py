@@ -36,18 +36,14 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def opened(path):
+def opened(path, closed_later):
     """Open backends on one file; closed in the end. Leases end where time moves by hand."""
-    made = []
 
     def opened(query="", *, at=path, timer=None, timeout=60.0, lease=None):
         settings = Settings(lease or (3600.0 if timer is None else LEASE), timeout, timer)
-        made.append(open_backend(f"sqlite://{at}{query}", settings))
-        return made[-1]
+        return closed_later(open_backend(f"sqlite://{at}{query}", settings))
 
-    yield opened
-    for backend in made:
-        backend.close()
+    return opened
 
 
 def keep(backend, weight):

@@ -17,16 +17,9 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def opened():
-    made = []
-
-    def opened(path, timeout=60.0):
-        made.append(SqliteFile(str(path), timeout))
-        return made[-1]
-
-    yield opened
-    for file in made:
-        file.close()
+def opened(closed_later):
+    """Open files of registries; closed in the end."""
+    return lambda path, timeout=60.0: closed_later(SqliteFile(str(path), timeout))
 
 
 def test_a_path_below_a_home_directory_that_is_unknown_is_refused(opened):
