@@ -21,7 +21,7 @@ def check(monkeypatch, capsys):
     def run(directory=DOCS):
         monkeypatch.setattr(sys, "argv", ["benchmarks", "--check", str(directory)])
         with pytest.raises(SystemExit) as ended:
-            runpy.run_module("benchmarks", run_name="__main__")
+            runpy.run_path(str(ROOT / "benchmarks" / "__main__.py"), run_name="__main__")
         output, errors = capsys.readouterr()
         assert errors == ""
         return ended.value.code, output.split()
