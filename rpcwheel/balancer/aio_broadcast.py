@@ -167,7 +167,7 @@ async def _begin_on_subchannels(
 
 
 def _begin_on(method: Any, subchannel: Subchannel, request: Any, options: dict[str, Any]) -> Any:
-    problem = method.pool.connections.make_connection(subchannel)
+    problem = method.pool.connections.try_connect(subchannel)
     if not problem:
         begun = method.start(subchannel, (request,), options)
         if begun is not None:

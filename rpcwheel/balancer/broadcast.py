@@ -144,7 +144,7 @@ def _begin_on_subchannels(
 
 
 def _begin_on(method: _BalancedMethod, subchannel: Subchannel, *arguments: Any) -> Any:
-    problem = method.pool.connections.make_connection(subchannel)
+    problem = method.pool.connections.try_connect(subchannel)
     if not problem:
         call = method.begin_on(subchannel, "future", *arguments)
         if call is not None:

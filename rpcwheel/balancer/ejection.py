@@ -149,9 +149,10 @@ class SelfPreservation(Generic[S]):
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
         self.grace_ns: int | None = None
-        """How long stale subchannels that answer are kept after the last one became or ceased to be
-        stale, unless they are the majority. None: an update removes what it does not list at once,
-        unless it lists nothing (no registry, or one without `self_preservation`)."""
+        """How long after the last change of what is stale the stale subchannels that answer are
+        removed; never while they are the majority. None (no registry, or one without
+        `self_preservation`): subchannels that an update does not list are removed at once, unless
+        it lists nothing."""
         self._changed_ns = 0
         self._lost: dict[str, tuple[int, ServiceInstance]] = {}  # with the time
 

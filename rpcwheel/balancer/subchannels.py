@@ -193,7 +193,7 @@ class Connections(Generic[S]):
                 run_callback(self._pool.name, on_subchannel, subchannel)
         return new
 
-    def make_connection(self, subchannel: S) -> str:
+    def try_connect(self, subchannel: S) -> str:
         """Make the connection of a subchannel. Returns why there is none, or ""."""
         try:
             self.connection_of(subchannel)

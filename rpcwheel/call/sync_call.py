@@ -1152,7 +1152,8 @@ class StreamAttempts(CallAttempts):
             self._stalled = None  # the attempt has just ended
 
     def _decide(self, attempt: AnyCall, failure: BaseException) -> None:
-        if self._stalled is attempt:
+        # If it has ended by itself meanwhile, that counts.
+        if self._stalled is attempt and attempt.code() is grpc.StatusCode.CANCELLED:
             call = self.call
             self._has_received(attempt)  # waits for its readers; none reads the error below
             attempt = failure = FinishedError(

@@ -98,7 +98,7 @@ class InvokerBase:
         return route
 
     def _starters(self) -> tuple[Starter, Starter, Callable[[], bool]]:
-        """Return the `start`, `give_up` and `is_open` for the routes of this API."""
+        """Return the `start` and `give_up` of routes, and whether their event loop still runs."""
         raise NotImplementedError
 
     def start(self) -> None:

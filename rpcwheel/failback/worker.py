@@ -212,7 +212,7 @@ class JournalWorker:
         self._stop = threading.Event()
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
-        self._probe = open_journal_backend(url, create=False)
+        self._checked_backend = open_journal_backend(url, create=False)
         """The backend by which `start` checks that the journal exists."""
 
     # --- The user's side ---
@@ -229,11 +229,11 @@ class JournalWorker:
                 raise RuntimeError("the worker was closed; make a new one")
             if self._thread is not None:
                 return
-            self._probe.routes()
-            self._probe.close()
+            self._checked_backend.routes()
+            self._checked_backend.close()
             if self._settings.once:
                 self._due_by_ns = time.monotonic_ns() + START_SLACK_NS
-            self._journal = open_journal(self._probe.url.text)
+            self._journal = open_journal(self._checked_backend.url.text)
             self._start_functions()
             self._look(self._journal)
             interval_s = ONCE_INTERVAL_S if self._settings.once else LOOK_INTERVAL_S
@@ -264,7 +264,7 @@ class JournalWorker:
     @property
     def url(self) -> str:
         """The URL of the journal, without password and options."""
-        return str(self._probe.url)
+        return str(self._checked_backend.url)
 
     @property
     def skipped(self) -> dict[tuple[str, str], str]:
@@ -309,7 +309,7 @@ class JournalWorker:
                 invokers = list(self._invokers.values())
             if was_closed:
                 return
-            self._probe.close()
+            self._checked_backend.close()
             _end(invokers, grace, self._channels, self._loop, self._journal)
             self._done.set()
 

@@ -113,6 +113,7 @@ class InterceptedChannel(aio_multicallable.Channel):
 
         Args:
             grace: Seconds for which calls in flight may continue; None or 0: they are canceled now.
+                A call that fails meanwhile is not retried.
         """
         self._routes.close()
         if self._state.admission is not None:

@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from .queues import FailbackQueuesBase
 
 Continuation: TypeAlias = "Callable[[Any, Any], AnyCall]"
-"""The text of gRPC's error for a call on a closed channel."""
 
 Begun: TypeAlias = "tuple[MethodConfig, int, int, int]"  # for `ClientCall`
 

@@ -26,8 +26,8 @@ COUNT_INTERVAL_S: Final = 2.0
 """The least time between two counts by `count_if_due`."""
 
 COUNT_SHARE: Final = 0.01
-"""Counting takes at most this share of the time: a count is used for that much longer than it
-took."""
+"""Counting takes at most this share of the time: a count is used for `1 / COUNT_SHARE` times as
+long as it took."""
 
 ROOM_SHARE: Final = 8
 """The part of the free places that may be used before the next count."""

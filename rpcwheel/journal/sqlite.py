@@ -581,7 +581,9 @@ class _SqliteJournalConnection(SqliteConnection):
                 "fork before the first call that fails, or start another process"
             )
         self._db = self._connect()
-        self._file = self._id_of_file()
+        (path,) = self._db.execute("SELECT file FROM pragma_database_list WHERE name = 'main'")
+        status = os.stat(*path)
+        self._file = status.st_dev, status.st_ino
         return self._db
 
     def _is_same_file(self) -> bool:

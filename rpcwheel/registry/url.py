@@ -309,7 +309,9 @@ def _without_nul(path: str) -> str:
 def _authority(authority: str, after: str) -> tuple[str, str, Hosts]:
     """Parse user, password and hosts. `after` is the rest of the URL, for the error message."""
     if "@" in after and "@" not in authority:
-        raise ConfigurationError("a '/' or '?' in a user or a password is written %2F or %3F")
+        raise ConfigurationError(
+            "a '/' or '?' in a user or a password is written %2F or %3F, and a '@' in an option %40"
+        )
     credentials, at, hosts = authority.rpartition("@")
     user, _, password = credentials.partition(":")
     if "@" in credentials or ":" in password or (at and not user and not password):

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ReconnectingChannel"]
 
-
 READY: Final = grpc.ChannelConnectivity.READY
 
 

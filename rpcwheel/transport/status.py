@@ -1,4 +1,4 @@
-"""What the status of a process tells of its channels."""
+"""`ChannelStatus` and `SubchannelStatus`: the channels in the status of a process."""
 
 from __future__ import annotations
 

@@ -60,8 +60,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ReconnectingChannel"]
 
-"""The text of gRPC's error for a call on a closed channel."""
-
 READY: Final = grpc.ChannelConnectivity.READY
 
 
