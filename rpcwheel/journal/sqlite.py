@@ -582,7 +582,7 @@ class _SqliteJournalConnection(SqliteConnection):
             )
         self._db = self._connect()
         (path,) = self._db.execute("SELECT file FROM pragma_database_list WHERE name = 'main'")
-        status = os.stat(*path)
+        status = os.stat(*path)  # `_path` may be a link, which leads elsewhere meanwhile
         self._file = status.st_dev, status.st_ino
         return self._db
 
