@@ -217,11 +217,15 @@ def test_a_channel_whose_close_raises_ends_no_look_and_no_close(
         return channel
 
     with JournalWorker(url, connect=connect) as worker:
-        for _ in range(2):
+        for number in range(2):
             backend.append([stored_rpc(shop.target)])
             wait_empty(backend)
+            if not unused_s:  # each look closes a channel
+                wait_until(lambda number=number: len(events.of(CallbackFailed)) > number)
     assert worker.wait(0)
-    wait_until(lambda: {event.error for event in events.of(CallbackFailed)} == {error})
+    assert wait_until(lambda: events.of(CallbackFailed))
+    subjects = {(event.subject, event.error) for event in events.of(CallbackFailed)}
+    assert subjects == {(shop.target, error)}
 
 
 def test_a_channel_is_kept_while_a_call_runs(url, backend, shop, script, set_limit):
