@@ -334,16 +334,9 @@ def test_calls_that_wait_are_not_reported_as_an_overload_when_the_executor_ends(
     assert not [event for event in events if "Overload" in type(event).__name__]
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("unary_unary", PATIENT),
-        # gRPC would run the handler of a refused call with a request stream.
-        ("stream_unary", {"methods": {OTHER: MethodPolicy(limit=1)}}),
-    ],
-    ids=["limited", "without a limit"],
-)
-def test_calls_are_refused_while_no_thread_can_be_started(limited, monkeypatch, kind, settings):
+@contextlib.contextmanager
+def no_thread_starts():
+    """No thread of a server can be started in this block."""
     start = threading.Thread.start
 
     def fail(thread):
@@ -351,14 +344,38 @@ def test_calls_are_refused_while_no_thread_can_be_started(limited, monkeypatch, 
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    server = limited(**settings)
-    monkeypatch.setattr(threading.Thread, "start", fail)
-    for _ in range(2):
-        assert server.call(b"refused", kind).error().code() is Code.UNAVAILABLE
-    monkeypatch.undo()
-    assert server.call(b"next", kind).result() == b"next"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        yield
+
+
+def test_calls_are_refused_while_no_thread_can_be_started(limited):
+    server = limited(**PATIENT)
+    with no_thread_starts():
+        for _ in range(2):
+            assert server.call(b"refused").error().code() is Code.UNAVAILABLE
+    assert server.call(b"next").result() == b"next"
     assert wait_until(server.is_idle)
     assert server.began == [b"next"]
+
+
+def test_a_call_without_a_limit_that_got_no_thread_does_not_run_later(limited):
+    """The pool has queued it, and gRPC runs the handler of an ended call with a request stream."""
+    entered = []
+
+    def join(requests, _context):
+        entered.append("handler")
+        return b"".join(requests)
+
+    handlers = {"Join": grpc.stream_unary_rpc_method_handler(join)}
+    own = grpc.method_handlers_generic_handler("test.Own", handlers)
+    server = limited(own, methods={OTHER: MethodPolicy(limit=1)})
+    with no_thread_starts():
+        refused = server.call(b"refused", "stream_unary", method="/test.Own/Join")
+        assert refused.error().code() is Code.UNAVAILABLE
+    following = server.call(b"next", "stream_unary", method="/test.Own/Join")
+    assert following.result() == b"next"
+    assert entered == ["handler"]
 
 
 def test_a_call_is_refused_or_run_once_if_a_thread_seems_not_to_start(limited, monkeypatch):

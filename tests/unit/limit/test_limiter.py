@@ -615,6 +615,17 @@ def test_a_method_whose_calls_were_refused_for_long_is_measured_again(least_ms, 
     assert not runs_after(after_ms - 1)
 
 
+def test_a_method_that_was_measured_since_is_not_measured_again():
+    server = Server(max_concurrent=1, max_wait=9.0)
+    server.get.took(100 * MS)
+    server.get.refused_ns = 1
+    server.now_ms += 5000
+    running = server.running("a call that takes")
+    server.waiting("late", deadline_ms=server.now_ms + 101)
+    assert server.end(running, after_ms=100) == []
+    assert server.refused == [("late", RefusalReason.DEADLINE)]
+
+
 def test_only_a_call_that_runs_measures_a_method_again():
     server = Server(max_wait=9.0)
     slow = LimitedMethod(is_stream=False, maximum=math.inf)
