@@ -66,7 +66,10 @@ class Connection(RuleBasedStateMachine):
 
     @rule(ms=st.integers(1, 200) | st.integers(1, 5))
     def advance(self, ms):
-        until = self.driver.now + ms * MS
+        self.advance_ns(ms * MS)
+
+    def advance_ns(self, ns):
+        until = self.driver.now + ns
         for _ in range(1000):
             at = self.driver.next_at()
             if at > until:
@@ -206,11 +209,27 @@ class Connection(RuleBasedStateMachine):
     @precondition(lambda self: self.reconnecting)
     @rule(done=st.booleans())
     def reconnect_ends(self, done):
+        """If it is refused, the next one follows after the next heartbeat that is missed."""
         self.reconnecting = False
         if done:
             self.replace(by_heartbeat=True)
         else:
             self.driver.core.reconnect_refused()
+            self.advance_ns(self.driver.rules.tick_ns + self.driver.rules.grace_ns)
+            assert self.reconnecting
+
+    @precondition(lambda self: self.driver.state not in {CLOSED, HeartbeatState.DEAD})
+    @rule(refusals=st.integers(0, 3))
+    def fall_silent(self, refusals):
+        """A used connection gets no more answers until it is dead, and is perhaps not replaced."""
+        self.driver.idle = False
+        self.call(read=False)
+        for _ in range(4):
+            self.advance_ns(self.driver.rules.timeout_ns + self.driver.rules.grace_ns)
+        assert self.driver.state is HeartbeatState.DEAD
+        assert self.reconnecting is self.driver.rules.reconnect
+        for _ in range(refusals if self.reconnecting else 0):
+            self.reconnect_ends(done=False)
 
     @precondition(lambda self: self.driver.state is not CLOSED)
     @rule()
@@ -284,4 +303,4 @@ class Connection(RuleBasedStateMachine):
 
 
 TestConnection = Connection.TestCase
-TestConnection.settings = settings(max_examples=settings.default.max_examples * 2 // 5)
+TestConnection.settings = settings(max_examples=settings.default.max_examples // 5)

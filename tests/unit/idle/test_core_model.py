@@ -1,8 +1,10 @@
 """Random uses of a connection, compared with a model that remembers everything."""
 
+from typing import Any
+
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rpcwheel.idle.core import (
     ConnectionActivity,
@@ -19,27 +21,25 @@ from rpcwheel.idle.policy import IdlePolicy
 
 MS = 1_000_000
 CHECK = 10
-LIMIT = st.none() | st.integers(CHECK, 60)
+LIMIT = st.integers(CHECK, 60) | st.none()
+POLICIES = {
+    "idle": LIMIT,
+    "read": LIMIT,
+    "write": LIMIT,
+    "streams": st.booleans(),
+    "heartbeats": st.booleans(),
+}
 
 
 class Connection(RuleBasedStateMachine):
     """Times in whole milliseconds. A decision to close is followed by a step on it, later."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    @initialize(**POLICIES)
+    def connect(self, idle, read, write, streams, heartbeats) -> None:
         self.now = 1
         self.activity = ConnectionActivity(self.now * MS)
         self.happened: list[tuple[int, str, bool]] = [(self.now, "both", True)]  # when, way, user's
         self.open: list[tuple[bool, bool]] = []  # streams, the user's
-        self.policy = IdlePolicy(idle_timeout=0.03, check_interval=CHECK / 1000)
-        self.limits = Limits(self.policy)
-        self.pending: PendingClose | None = None
-
-    def use(self, users: bool):
-        return self.activity.user if users else self.activity.heartbeats
-
-    @rule(idle=LIMIT, read=LIMIT, write=LIMIT, streams=st.booleans(), heartbeats=st.booleans())
-    def change(self, idle, read, write, streams, heartbeats) -> None:
         self.policy = IdlePolicy(
             idle_timeout=idle and idle / 1000,
             read_idle=read and read / 1000,
@@ -49,7 +49,10 @@ class Connection(RuleBasedStateMachine):
             count_heartbeats=heartbeats,
         )
         self.limits = Limits(self.policy)
-        self.pending = None
+        self.pending: PendingClose | None = None
+
+    def use(self, users: bool):
+        return self.activity.user if users else self.activity.heartbeats
 
     @rule(streams=st.booleans(), users=st.booleans())
     def begin(self, streams: bool, users: bool) -> None:
@@ -57,38 +60,61 @@ class Connection(RuleBasedStateMachine):
         self.open.append((streams, users))
         self.happened.append((self.now, "both", users))
 
+    @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 9), way=st.sampled_from(["in", "out"]))
     def message(self, which: int, way: str) -> None:
-        if self.open:
-            users = self.open[which % len(self.open)][1]
-            getattr(self.use(users), {"in": "note_read", "out": "note_write"}[way])(self.now * MS)
-            self.happened.append((self.now, way, users))
+        users = self.open[which % len(self.open)][1]
+        getattr(self.use(users), {"in": "note_read", "out": "note_write"}[way])(self.now * MS)
+        self.happened.append((self.now, way, users))
 
+    @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 9))
     def end(self, which: int) -> None:
-        if self.open:
-            streams, users = self.open.pop(which % len(self.open))
-            self.use(users).end(self.now * MS, streams=streams)
-            self.happened.append((self.now, "both", users))
+        streams, users = self.open.pop(which % len(self.open))
+        self.use(users).end(self.now * MS, streams=streams)
+        self.happened.append((self.now, "both", users))
 
     @rule(step=st.integers(1, 40))
     def advance(self, step: int) -> None:
         self.now += step
 
-    @rule()
-    def decide(self) -> None:
+    @precondition(lambda self: self.pending is None)
+    @rule(
+        begun=st.lists(st.tuples(st.booleans(), st.booleans()), max_size=2),
+        step=st.integers(CHECK, 100),
+        way=st.sampled_from([None, "in", "out"]),
+    )
+    def decide(self, begun: list[tuple[bool, bool]], step: int, way: str | None) -> None:
+        """Calls begin; those that keep the connection open end, and silent streams go on.
+
+        Later the connection is looked at, and then perhaps used at once.
+        """
+        for streams, users in begun:
+            self.begin(streams, users)
+        for number in reversed(range(len(self.open))):
+            if self.keeps_open(*self.open[number]):
+                self.end(number)
+        self.advance(step)
         reason = self.reason()
-        if self.pending is None and reason is not None:
+        if reason is not None:
             self.pending = PendingClose(reason, self.now * MS)
             self.decided_at = len(self.happened)
+            if self.open and way is not None:
+                self.message(0, way)
 
-    @rule(unread=st.booleans())
-    def act(self, unread: bool) -> None:
-        step = self.pending and self.step(unread)
+    @precondition(lambda self: self.pending is not None)
+    @rule(unread=st.booleans(), policy=st.fixed_dictionaries(POLICIES))
+    def act(self, unread: bool, policy: dict[str, Any]) -> None:
+        """The next step is taken; after the last one there is another connection."""
+        step = self.step(unread)
         if step in (Step.SHUTDOWN, Step.END_CALLS):
             assert not any(self.counts(users) and not streams for streams, users in self.open)
-        if step is Step.SHUTDOWN:
-            self.__init__()  # another connection
+        if step is Step.END_CALLS:
+            for streams, users in self.open:
+                self.use(users).end(None, streams=streams)
+            self.open.clear()
+        elif step is Step.SHUTDOWN:
+            self.connect(**policy)
         elif step is Step.KEEP_USED:
             self.pending = None
 
@@ -122,9 +148,12 @@ class Connection(RuleBasedStateMachine):
     def counts(self, users: bool) -> bool:
         return users or self.policy.count_heartbeats
 
+    def keeps_open(self, streams: bool, users: bool) -> bool:
+        return self.counts(users) and not (streams and self.policy.close_streams)
+
     def exceeded(self) -> IdleLimit | None:
         for streams, users in self.open:
-            if self.counts(users) and not (streams and self.policy.close_streams):
+            if self.keeps_open(streams, users):
                 return None
         limits = {
             IdleLimit.IDLE: (("in", "out", "both"), self.policy.idle_timeout),

@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -23,6 +24,12 @@ from rpcwheel.registry.backends.etcd_watch_core import (
 SECOND = 1_000_000_000
 PROBE_INTERVAL, TIMEOUT, RETRY = 5 * SECOND, 3 * SECOND, 2 * SECOND
 SHOP, CART = b"/shop/", b"/cart/"
+PUTS = st.tuples(
+    st.sampled_from([SHOP, CART]),
+    st.sampled_from([b"a", b"b"]),
+    st.sampled_from([b"1", b"2", None]),
+)
+"""A prefix, the rest of the key, and the value, or None to delete it."""
 
 
 def differences(old: dict[str, bytes], new: dict[str, bytes]) -> set[str]:
@@ -142,11 +149,10 @@ class Watching(RuleBasedStateMachine):
         self.contact_lost.discard(number)
         self.act(self.core.remove(number))
 
-    @rule(
-        prefix=st.sampled_from([SHOP, CART]),
-        name=st.sampled_from([b"a", b"b"]),
-        value=st.sampled_from([b"1", b"2", None]),
-    )
+    @rule(put=PUTS)
+    def change(self, put) -> None:
+        self.put(*put)
+
     def put(self, prefix, name, value) -> None:
         self.etcd.put(prefix + name, value)
 
@@ -192,9 +198,18 @@ class Watching(RuleBasedStateMachine):
     def end(self) -> None:
         self.cut(wipes=False)
 
-    @rule()
-    def become_silent(self) -> None:
-        self.etcd.is_silent = True
+    @rule(really=st.integers(0, 4))
+    def become_silent(self, really) -> None:
+        """Seldom, because no change arrives afterwards."""
+        self.etcd.is_silent = self.etcd.is_silent or really == 0
+
+    @rule(puts=st.lists(PUTS, min_size=1, max_size=4))
+    def change_after_reads(self, puts) -> None:
+        """All watches are created and read; then records change, and watchers get the changes."""
+        self.settle()
+        for put in puts:
+            self.put(*put)
+        self.settle()
 
     @rule(steps=st.integers(1, 12))
     def flow(self, steps) -> None:
@@ -220,7 +235,15 @@ class Watching(RuleBasedStateMachine):
         if self.prefixes and self.core.next_wake_ns == NEVER:
             assert self.to_open or self.pending_read or self.ending
 
+    @invariant()
+    def etcd_has_the_watches_of_the_core(self) -> None:
+        if self.etcd.stream is not None and not self.ending:
+            assert self.etcd.created.keys() == self.prefixes.keys()
+
     def teardown(self) -> None:
+        self.settle()
+
+    def settle(self) -> None:
         """Let everything work again: then all watchers get what etcd has."""
         self.flow(200)
         assert self.settled, (self.seen, self.contact_lost, self.etcd.records)
@@ -233,3 +256,4 @@ class Watching(RuleBasedStateMachine):
 
 
 TestWatching = Watching.TestCase
+TestWatching.settings = settings(max_examples=settings.default.max_examples // 2)
