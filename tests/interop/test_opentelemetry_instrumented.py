@@ -17,12 +17,11 @@ from opentelemetry.trace import SpanKind
 import rpcwheel
 from fixtures.foreign_opentelemetry import Spans
 from fixtures.grpc_servers import GrpcServer, unary_service
-from fixtures.heartbeats import IN_AIO
 from fixtures.instrumented_channels import begin, response_of
 from fixtures.shop import SERVICE, UNARY_UNARY
 from fixtures.small_servers import METHOD, serving_in
 from fixtures.waiting import WAIT_S, wait_until
-from fixtures.worlds import METHODS, each_kind, world
+from fixtures.worlds import METHODS, each_kind, only_aio, world
 from rpcwheel import BalancerPolicy, RetryPolicy
 from rpcwheel.idle import IdlePolicy
 from rpcwheel.registry import ServiceInstance
@@ -156,7 +155,7 @@ class Tagging(grpc.aio.UnaryUnaryClientInterceptor):
         return await continuation(details, request)
 
 
-@IN_AIO
+@only_aio
 def test_interceptors_given_to_an_instrumented_aio_channel_run(
     world, kit, are_traced, instrumented_shop
 ):
@@ -167,7 +166,7 @@ def test_interceptors_given_to_an_instrumented_aio_channel_run(
     assert are_traced(UNARY_UNARY, calls=2)
 
 
-@IN_AIO
+@only_aio
 def test_an_instrumented_aio_channel_is_traced_after_its_connection_was_replaced(
     world, are_traced, instrumented_shop
 ):
@@ -179,7 +178,7 @@ def test_an_instrumented_aio_channel_is_traced_after_its_connection_was_replaced
     assert are_traced(UNARY_UNARY, calls=2)
 
 
-@IN_AIO
+@only_aio
 def test_an_instrumented_aio_channel_takes_credentials(world, certificates, are_traced):
     service = unary_service(UNARY_UNARY, aio_echo)
     credentials = certificates.channel_credentials()
