@@ -469,7 +469,7 @@ class Limiter:
     def _take_from(
         self, calls: deque[LimitedCall], now_ns: int, *, newest_first: bool
     ) -> LimitedCall | None:
-        """Return the first call that may run, of one criticality; drop those that have gone."""
+        """Return the first of these calls that may run, and remove those that have ended."""
         position, step = (len(calls) - 1, -1) if newest_first else (0, 1)
         while 0 <= position < len(calls):
             call = calls[position]

@@ -143,9 +143,8 @@ class ServerLimit:
         self._pushback_ns = to_ns(settings.pushback)
         self._buckets = _buckets(policy)
         self.name = settings.name
-        self._highest = settings.max_criticality or Criticality.CRITICAL_PLUS
-        self._default = min(DEFAULT_CRITICALITY, self._highest)
-        self._trusts_heartbeats = settings.max_criticality is None
+        self._max_criticality = settings.max_criticality
+        self._default = self._capped(DEFAULT_CRITICALITY)
         self._limit_of = limit_of
         self._timer = checked_timer(timer)
         self._methods: dict[tuple[str, bool], LimitedMethod | None] = {}
@@ -190,12 +189,16 @@ class ServerLimit:
                 criticalities += 1
                 named = criticality_named(value) if isinstance(value, str) else None
                 valid = named if named and criticalities == 1 else DEFAULT_CRITICALITY
-                criticality = min(valid, self._highest)
+                criticality = self._capped(valid)
             elif key == NONCE_KEY:
                 nonce = str(value)
-            elif key == HEARTBEAT_KEY and self._trusts_heartbeats and not is_stream:
+            elif key == HEARTBEAT_KEY and self._max_criticality is None and not is_stream:
                 return UNLIMITED
         return LimitedCall(self, method, criticality, nonce)
+
+    def _capped(self, criticality: Criticality) -> Criticality:
+        cap = self._max_criticality
+        return criticality if cap is None else min(criticality, cap)
 
     def _add_method(self, name: str, handler: grpc.RpcMethodHandler) -> LimitedMethod | None:
         policy, kind = self._limit_of(name), kind_of(handler)

@@ -156,7 +156,7 @@ class DubboBackend(ZookeeperNodes):
             self._paths.pop(instance.key, None)
         for path in doomed:
             self._verified.pop(path, None)
-        results = self._results(doomed, [client.delete_async(path) for path in doomed], end_ns)
+        results = self.results(doomed, [client.delete_async(path) for path in doomed], end_ns)
         if left := [path for path, result in results.items() if failed(result, NoNodeError)]:
             raise self._conflict(left)
 
@@ -335,14 +335,14 @@ class DubboBackend(ZookeeperNodes):
                     transaction.create(path, b"", ephemeral=True)
                 self._verified.pop(path, None)
                 requests[path] = transaction.commit_async()
-        results = self._results(requests, list(requests.values()), end_ns)
+        results = self.results(requests, list(requests.values()), end_ns)
         created.update(path for path, result in results.items() if not failed(result))
         missing = {
             path.rpartition("/")[0]
             for path, result in results.items()
             if isinstance(result, NoNodeError)
         }
-        self._results(missing, [client.ensure_path_async(path) for path in missing], end_ns)
+        self.results(missing, [client.ensure_path_async(path) for path in missing], end_ns)
         return not requests
 
     # The application level
@@ -377,11 +377,11 @@ class DubboBackend(ZookeeperNodes):
                 elif path not in nodes:
                     break
                 self._verified.pop(path, None)
-                result = self._results([path], [transaction.commit_async()], end_ns)[path]
+                result = self.results([path], [transaction.commit_async()], end_ns)[path]
                 if not failed(result):
                     break
                 parent = path.rpartition("/")[0]
-                self._results([parent], [client.ensure_path_async(parent)], end_ns)
+                self.results([parent], [client.ensure_path_async(parent)], end_ns)
             else:
                 raise self._conflict([path])
 
@@ -403,7 +403,7 @@ class DubboBackend(ZookeeperNodes):
         if self._services == self._root:
             del paths[1]  # it would be among the processes of the application
         requests = [client.create_async(path, metadata, makepath=True) for path in paths]
-        self._results(paths, requests, end_ns)  # equal ones may be there
+        self.results(paths, requests, end_ns)  # equal ones may be there
         timestamp = services[0][2].get("timestamp", "")
         return instance_of_application(self._application, host, port, revision, timestamp)
 
@@ -420,7 +420,7 @@ class DubboBackend(ZookeeperNodes):
                 if stat is None
                 else client.set_async(path, mapping, stat.version)
             )
-            if not failed(self._results([path], [request], end_ns)[path]):
+            if not failed(self.results([path], [request], end_ns)[path]):
                 return
         raise self._conflict([path])
 

@@ -66,8 +66,8 @@ class NodeReads:
     def _request(self, paths: Collection[str], request: Callable[..., Any]) -> dict[str, Any]:
         """Send a request for each path, which leaves the watch; None: there is no such node."""
         requests = [request(path, self._watch) for path in paths]
-        results = self._backend._results(paths, requests, self.end_ns)  # noqa: SLF001 - of this package
+        results = self._backend.results(paths, requests, self.end_ns)
         missing = [path for path, result in results.items() if isinstance(result, NoNodeError)]
         if missing and self._watch is not None:
-            self._backend._watch_missing(self._client, missing, self.end_ns, self._watch)  # noqa: SLF001
+            self._backend.watch_missing(self._client, missing, self.end_ns, self._watch)
         return results | dict.fromkeys(missing)

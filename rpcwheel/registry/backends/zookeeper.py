@@ -79,7 +79,7 @@ class ZookeeperBackend(ZookeeperNodes):
             if record_epoch(data) in epochs[path]
         }
         requests = [client.delete_async(path, version) for path, version in versions.items()]
-        results = self._results(versions, requests, end_ns)
+        results = self.results(versions, requests, end_ns)
         left = [path for path, result in results.items() if failed(result, NoNodeError)]
         if left:
             raise self._conflict(left)
@@ -155,13 +155,13 @@ class ZookeeperBackend(ZookeeperNodes):
     def _put(self, client: KazooClient, left: Mapping[str, bytes], end_ns: int) -> dict[str, bytes]:
         """Try to create or replace these nodes; returns those that could not be."""
         requests = [client.create_async(path, data, ephemeral=True) for path, data in left.items()]
-        results = self._results(left, requests, end_ns)
+        results = self.results(left, requests, end_ns)
         parents = {
             path.rpartition("/")[0]
             for path, result in results.items()
             if isinstance(result, NoNodeError)
         }
-        self._results(parents, [client.ensure_path_async(path) for path in parents], end_ns)
+        self.results(parents, [client.ensure_path_async(path) for path in parents], end_ns)
         taken = {
             path: left[path]
             for path, result in results.items()
@@ -189,7 +189,7 @@ class ZookeeperBackend(ZookeeperNodes):
                 transaction.delete(path, stat.version)
                 transaction.create(path, taken[path], ephemeral=True)
                 requests.append(transaction.commit_async())
-        results = self._results(nodes, requests, end_ns)
+        results = self.results(nodes, requests, end_ns)
         return {path for path, result in results.items() if not failed(result)}
 
 

@@ -175,14 +175,14 @@ class ZookeeperNodes(RegistryBackend):
         watch: Callable[[WatchedEvent], None] | None = None,
     ) -> set[str]:
         """List the children of a node; none if it does not exist."""
-        names = self._results([path], [client.get_children_async(path, watch)], end_ns)[path]
+        names = self.results([path], [client.get_children_async(path, watch)], end_ns)[path]
         if not isinstance(names, NoNodeError):
             return set(names)
         if watch is not None:
-            self._watch_missing(client, [path], end_ns, watch)
+            self.watch_missing(client, [path], end_ns, watch)
         return set()
 
-    def _watch_missing(
+    def watch_missing(
         self,
         client: KazooClient,
         paths: Collection[str],
@@ -207,7 +207,7 @@ class ZookeeperNodes(RegistryBackend):
         requests = [client.get_async(path, watch) for path in paths]
         return {
             path: (bytes(result[0] or b""), result[1])
-            for path, result in self._results(paths, requests, end_ns).items()
+            for path, result in self.results(paths, requests, end_ns).items()
             if not isinstance(result, NoNodeError)
         }
 
@@ -223,7 +223,7 @@ class ZookeeperNodes(RegistryBackend):
             if stat is not None and not isinstance(stat, KazooException) and stat.numChildren
         )
 
-    def _results(
+    def results(
         self, paths: Collection[str], requests: Sequence[Any], end_ns: int
     ) -> dict[str, Any]:
         """Wait for the results, by path; raises for errors that no further attempt can change."""
