@@ -1,39 +1,31 @@
 """The pages of docs/benchmarks: pictures, comparisons and tables have the same figures."""
 
 import re
-import runpy
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
+
+from fixtures.programs import python
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "benchmarks"
 PAGES = sorted(path for path in DOCS.glob("*.md") if path.name != "index.md")
 
 
-@pytest.fixture
-def check(monkeypatch, capsys):
-    """Returns the exit status, and the files that differ from the tables of their page."""
-    monkeypatch.syspath_prepend(ROOT)
-
-    def run(directory=DOCS):
-        monkeypatch.setattr(sys, "argv", ["benchmarks", "--check", str(directory)])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(ROOT / "benchmarks" / "__main__.py"), run_name="__main__")
-        output, errors = capsys.readouterr()
-        assert errors == ""
-        return ended.value.code, output.split()
-
-    return run
+def check(directory=DOCS):
+    """The exit status, and the files that differ from the tables of their page."""
+    # In a process: importing `benchmarks` switches metrics and traces off.
+    run = python("-m", "benchmarks", "--check", str(directory))
+    assert run.stderr == ""
+    return run.returncode, run.stdout.split()
 
 
-def test_pictures_and_comparisons_have_the_figures_of_the_tables(check):
+def test_pictures_and_comparisons_have_the_figures_of_the_tables():
     assert check() == (0, [])
 
 
-def test_a_figure_that_differs_from_its_picture_and_comparisons_is_found(check, tmp_path):
+def test_a_figure_that_differs_from_its_picture_and_comparisons_is_found(tmp_path):
     shutil.copytree(DOCS, tmp_path, dirs_exist_ok=True)
     page = tmp_path / "timer.md"
     text = page.read_text()

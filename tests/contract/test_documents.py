@@ -14,7 +14,7 @@ import pytest
 import typer
 
 import rpcwheel
-from fixtures.waiting import WAIT_S
+from fixtures.programs import python
 from rpcwheel.cli.app import app
 from rpcwheel.kit.config import OTHER_VARIABLES
 
@@ -59,19 +59,6 @@ for block in sys.stdin.read().split(chr(0)):
 """
 
 
-def python(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a new interpreter in the source tree, with every warning an error."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", *arguments],
-        cwd=ROOT,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=4 * WAIT_S,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_the_python_code_of_a_document_runs(name: str) -> None:
     """Each block is a program. Blocks after `<!-- not run: why -->` are only compiled."""
@@ -90,7 +77,7 @@ def test_the_python_code_of_a_document_runs(name: str) -> None:
             port = server_that_is_down.getsockname()[1]
             code = "\0".join(blocks).replace("127.0.0.1:50051", f"127.0.0.1:{port}")
             run = python("-c", RUN_BLOCKS, stdin=code)
-        assert run.returncode == 0, run.stderr
+        assert run.returncode == 0, run.stdout + run.stderr
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

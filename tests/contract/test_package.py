@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ import grimp
 import pytest
 
 import rpcwheel
-from fixtures.waiting import WAIT_S
+from fixtures.programs import python
 from rpcwheel.timer.queue import FORM
 
 ROOT = Path(__file__).parents[2]
@@ -54,21 +53,6 @@ AIO_PACKAGES = {path.parent.name for path in PACKAGE.glob("*/aio.py")}
 
 DIFFERENT_NAMES = {"timer"}
 """Packages whose sync and aio modules have different names: `WheelTimer`, `AsyncWheelTimer`."""
-
-
-def python(
-    *arguments: str, stdin: str = "", executable: str = sys.executable
-) -> subprocess.CompletedProcess[str]:
-    """Run a new interpreter in the source tree, with every warning an error."""
-    return subprocess.run(
-        [executable, "-W", "error", *arguments],
-        cwd=ROOT,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=4 * WAIT_S,
-        check=False,
-    )
 
 
 def modules() -> list[str]:

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from google.protobuf.wrappers_pb2 import BytesValue
 from grpc_interceptor.exceptions import NotFound
 from prometheus_client import CollectorRegistry
 
+from fixtures.programs import python
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.testing import FlakyServer
 
@@ -340,13 +339,7 @@ channel.close()
 def metrics(source: str, target: str) -> list[dict[str, float]]:
     """The metrics of a program that makes one call, on each of its pages."""
     program = source.replace(ADDRESS, target) + SHOW
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=3 * WAIT_S,
-        check=False,
-    )
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
     pages = done.stdout.split("---\n")[:-1]
     return [

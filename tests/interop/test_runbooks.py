@@ -1,8 +1,6 @@
 """The queries and commands of the runbooks, in a process in which everything fails."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from fixtures.line_programs import LineProgram
+from fixtures.programs import python
 from fixtures.prometheus import DEPLOY, Prometheus, needs_prometheus
 from fixtures.waiting import WAIT_S, wait_until
 
@@ -49,13 +48,7 @@ class Failing(LineProgram):
 
 def run(*words):
     """The exit status and the output of a command."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "rpcwheel", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"COLUMNS": "250"},
-    )
+    ended = python("-m", "rpcwheel", *words, COLUMNS="250")
     return ended.returncode, ended.stdout + ended.stderr
 
 

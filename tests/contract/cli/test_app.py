@@ -7,21 +7,9 @@ from importlib.metadata import version
 
 import pytest
 
+from fixtures.programs import python
 from fixtures.waiting import WAIT_S
 from rpcwheel.cli import app, main
-
-
-def rpcwheel(*arguments, code=None, **variables) -> subprocess.CompletedProcess[str]:
-    """Run the command line as a process."""
-    run = ["-c", code] if code else ["-m", "rpcwheel"]
-    return subprocess.run(
-        [sys.executable, "-W", "error", *run, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=4 * WAIT_S,
-        check=False,
-        env=os.environ | variables,
-    )
 
 
 @pytest.mark.parametrize(("queue", "form"), [("native", "compiled"), ("pure", "pure Python")])
@@ -49,7 +37,8 @@ def test_the_shell_completes_commands_and_the_schemes_of_registry_urls() -> None
         ("rpcwheel registry un", ["unregister"]),
         ("rpcwheel registry ls r", ["redis://"]),
     ]:
-        completed = rpcwheel(
+        completed = python(
+            *("-m", "rpcwheel"),
             _RPCWHEEL_COMPLETE="complete_bash",
             COMP_WORDS=words,
             COMP_CWORD=str(len(words.split()) - 1),
@@ -70,7 +59,7 @@ for package in ("typer", "rich", "hyperframe"):
     del sys.modules[package]
 sys.exit(main())
 """
-    run = rpcwheel("doctor", f"unix:{tmp_path}/none.sock", code=code)
+    run = python("-c", code, "doctor", f"unix:{tmp_path}/none.sock")
     needs = "rpcwheel: the command line needs typer, rich and hyperframe"
     assert run.stderr == f"{needs}: pip install 'rpcwheel[cli]'\n" * 3
     assert run.returncode == 1
