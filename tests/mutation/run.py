@@ -42,6 +42,7 @@ KILLED = Path(__file__).with_name("killed.csv")
 TESTS = ("tests/unit", "tests/contract")
 COVERAGE = "[run]\nrelative_files = true\nsource = rpcwheel\n"
 RECORDING = "--durations=0 --durations-min=0 -vv --cov --cov-context=test --cov-report="
+OPTIONS = ("-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants")
 MORE_S = 60.0
 
 
@@ -56,7 +57,7 @@ def copied(scratch: str, name: str) -> Path:
 def run_tests(tree: Path, arguments: list[str], limit_s: float | None = None) -> tuple[int, str]:
     """The exit status and the output of tests; -1 if they take too long."""
     Path(tree, "arguments").write_text("\n".join(arguments))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "@arguments"]
+    command = [sys.executable, "-m", "pytest", *OPTIONS, "@arguments"]
     # With bytecode: to rewrite the assertions of the fixtures takes longer than most tests.
     settings = {"RPCWHEEL_PURE": "1", "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""}
     env = {**os.environ, **settings}
