@@ -174,7 +174,7 @@ class JournalStore(Store):
         call.encoded = EncodedCall("", idempotency_key() or new_key(), body, order_key)
         return None
 
-    def failed_rpc(self, failed: FailedRpc, error: BaseException, now_ns: int) -> QueuedCall:
+    def failed_rpc(self, failed: FailedRpc, error: BaseException) -> QueuedCall:
         """Make the call for `FailbackQueue.enqueue` of a gRPC call that has failed."""
         body = StoredRpc(
             failed.kind,
@@ -187,14 +187,14 @@ class JournalStore(Store):
         ).encoded()
         saved = SavedCall(_Named(failed.method), (), {}, Context(), None)
         encoded = EncodedCall(failed.target, failed.key, body, failed.order_key)
-        return QueuedCall(saved, error, now_ns, _not_attempted, encoded=encoded)
+        return QueuedCall(saved, error, self._now_ns(), _not_attempted, encoded=encoded)
 
-    def append(self, call: QueuedCall, delay_ns: int) -> bool:
+    def append(self, call: QueuedCall, delay_ns: int) -> None:
         """Append a call. Blocks until it is durable, for at most the `timeout` of the URL."""
         if self._calls.closed:
             raise FailbackClosed(AFTER_CLOSE)
         self.journal.append_now(self._new_call(call, delay_ns), self._max_pending)
-        return self._appended(delay_ns)
+        self._appended(delay_ns)
 
     def append_later(self, call: QueuedCall, delay_ns: int) -> Future[int]:
         """Append a call on a worker thread.
@@ -207,10 +207,10 @@ class JournalStore(Store):
             return refused
         return self.journal.append(self._new_call(call, delay_ns), self._max_pending)
 
-    def end_append(self, appended: Future[int], delay_ns: int) -> bool:
-        """Return what `append` returns, or raise what it raises."""
+    def end_append(self, appended: Future[int], delay_ns: int) -> None:
+        """Raise what `append` raises if the call was not stored."""
         self.journal.wait_until_stored(appended, 0)
-        return self._appended(delay_ns)
+        self._appended(delay_ns)
 
     def _new_call(self, call: QueuedCall, delay_ns: int) -> NewCall:
         assert call.encoded is not None  # noqa: S101 - by `prepare`
@@ -228,11 +228,10 @@ class JournalStore(Store):
             order_key,
         )
 
-    def _appended(self, delay_ns: int) -> bool:
+    def _appended(self, delay_ns: int) -> None:
         self._calls.count("queued_total")
         self.poller.start()
         self.poller.request_for(delay_ns)
-        return False
 
     # --- Taking calls ---
 
@@ -390,14 +389,13 @@ class JournalStore(Store):
             self.poller.request()
         return is_valid
 
-    def postpone(self, call: QueuedCall, delay_ns: int, *, counts: bool) -> bool:
+    def postpone(self, call: QueuedCall, delay_ns: int, *, counts: bool) -> None:
         """Return a call to the journal, due after the delay."""
         assert call.stored is not None  # noqa: S101 - by `_taken_call`
         text = error_text(call.error) if counts else call.stored.error
         result = Postponed(call.stored.id, call.attempts, to_seconds(delay_ns), text)
         self.journal.report(call.worker, result)
         self.poller.request_after(delay_ns)
-        return False
 
     def give_back(self, call: QueuedCall) -> bool:
         """Return a call to the journal, as it was taken."""
