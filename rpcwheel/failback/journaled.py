@@ -60,7 +60,7 @@ from .store import AFTER_CLOSE, Store
 from .stored import StoredRpc, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rpcwheel.call.failback_policy import FailbackPolicy
     from rpcwheel.call.failed_calls import FailedRpc
@@ -250,7 +250,7 @@ class JournalStore(Store):
                 self.journal.release(self.lease.worker)
                 return
             with self._calls.lock:
-                held = {call.stored.id for call in self._calls if call.stored is not None}
+                held = _ids_of(self._calls)
             is_covered = [
                 self._hand_over(queue, stored, is_held=stored.id in held) for stored in taken
             ]
@@ -296,7 +296,7 @@ class JournalStore(Store):
             for call in self._calls.in_state(QueuedCallState.WAITING):
                 self._calls.remove(call)
             worker, leased = self.lease.worker, self._leased()
-            self._late_reported = {call.stored.id for call in leased if call.stored is not None}
+            self._late_reported = _ids_of(leased)
             self.lease.begin()
         self._calls.notify_if_empty()
         self.journal.store_results()  # of attempts that have ended: they are late, too
@@ -439,11 +439,8 @@ class JournalStore(Store):
         except JournalError:
             return self._calls.entries(MAX_ENTRIES)
         with self._calls.lock:
-            running = {
-                call.stored.id
-                for call in self._calls
-                if call.stored is not None and call.state is not QueuedCallState.WAITING
-            }
+            waiting = QueuedCallState.WAITING
+            running = _ids_of(call for call in self._calls if call.state is not waiting)
         return [
             QueueEntry(
                 call.method,
@@ -690,6 +687,11 @@ def error_text(error: BaseException) -> str:
         return storable(f"{type(error).__name__}: {error}"[:MAX_ERROR])
     except Exception:  # noqa: BLE001 - `__str__` of the user's
         return type(error).__name__
+
+
+def _ids_of(calls: Iterable[QueuedCall]) -> set[int]:
+    """Return the ids of those that were taken from the journal."""
+    return {call.stored.id for call in calls if call.stored is not None}
 
 
 def _not_attempted(_: object) -> None:
