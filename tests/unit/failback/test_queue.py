@@ -7,11 +7,8 @@ import threading
 from unittest.mock import Mock
 
 import grpc
-import hypothesis.strategies as st
 import pytest
 import tenacity
-from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
@@ -34,7 +31,7 @@ from rpcwheel.failback import FailbackPolicy, FailbackStats
 from rpcwheel.failback.aio import _give_up
 from rpcwheel.failback.queue import Attempt, FailbackQueue
 from rpcwheel.failback.queued_call import QueuedCall, QueuedCallState, SavedCall
-from rpcwheel.timer import ManualTimer, WheelTimer
+from rpcwheel.timer import WheelTimer
 
 GONE = ConnectionError("gone")
 REMEDY = "close the kit, or the queue, before the channel"
@@ -712,143 +709,3 @@ def test_a_forked_child_has_an_empty_queue_though_another_thread_held_the_lock(q
     assert queue.add()
     end.set()
     holder.join()
-
-
-HELD = QueuedCallState.WAITING, QueuedCallState.RUNNING, QueuedCallState.ENDING
-"""The states of the calls that the queue has."""
-
-
-class AnyOrder(RuleBasedStateMachine):
-    """Any order of events, against a model of the states of calls."""
-
-    LIMIT = 4
-
-    def __init__(self):
-        super().__init__()
-        self.timer = ManualTimer()
-        self.queue = RecordingQueue(
-            self.timer, max_pending=self.LIMIT, max_attempts=3, dead_letter=print
-        )
-        self.model = {}  # the state of each call
-        self.refused = 0
-        self.waiters = [self.queue.calls.when_empty()]
-        self.is_closed = False
-        self.is_draining = False
-
-    def teardown(self):
-        self.queue.end_close()
-        self.timer.stop()
-
-    def in_state(self, *states):
-        return [call for call, state in self.model.items() if state in states]
-
-    def one(self, data, *states):
-        calls = self.in_state(*states)
-        return data.draw(st.sampled_from(calls)) if calls else None
-
-    def note_started(self):
-        for call in self.queue.started:
-            self.model[call] = QueuedCallState.RUNNING
-        self.queue.started.clear()
-
-    @rule()
-    def a_first_attempt_fails(self):
-        if self.is_closed or len(self.in_state(*HELD)) >= self.LIMIT:
-            with pytest.raises(FailbackClosed if self.is_closed else FailbackFull):
-                self.queue.add()
-            self.refused += 1
-        else:
-            self.queue.add()
-            self.model[list(self.queue.calls)[-1]] = QueuedCallState.WAITING
-
-    @rule(seconds=st.sampled_from([0.01, 2.5, 5.0]))
-    def time_passes(self, seconds):
-        self.timer.advance(seconds)
-        self.note_started()
-
-    @rule()
-    def all_are_flushed(self):
-        waiting = self.in_state(QueuedCallState.WAITING)
-        self.queue.begin_flush(0)
-        assert self.queue.started == waiting
-        self.note_started()
-
-    @rule(data=st.data(), named=st.booleans())
-    def an_attempt_fails(self, data, named):
-        call = self.one(data, *set(QueuedCallState) - {QueuedCallState.WAITING})
-        if call is None:
-            return
-        hook = self.queue.failed(call, GONE if named else ValueError())
-        if self.model[call] is QueuedCallState.RUNNING:
-            self.model[call] = QueuedCallState.WAITING if hook is None else QueuedCallState.ENDING
-            assert (hook is None) == (named and (call.attempts < 3 or self.is_draining))
-        else:
-            assert hook is None
-
-    @rule(data=st.data())
-    def an_attempt_succeeds(self, data):
-        call = self.one(data, QueuedCallState.RUNNING, QueuedCallState.DONE)
-        if call is not None:
-            self.queue.succeeded(call)
-            self.model[call] = QueuedCallState.DONE
-
-    @rule(data=st.data())
-    def a_hook_ends(self, data):
-        call = self.one(data, QueuedCallState.ENDING)
-        if call is not None:
-            with self.queue.of(call).dead_letter():
-                pass
-            self.model[call] = QueuedCallState.DONE
-
-    @rule(data=st.data())
-    def a_loop_is_closed(self, data):
-        call = self.one(data, QueuedCallState.RUNNING)
-        if call is not None:
-            self.queue.lost(call, "its event loop is closed")
-            self.model[call] = QueuedCallState.DONE
-
-    @precondition(lambda self: not self.is_closed)
-    @rule(drain_s=st.sampled_from([0, 60]))
-    def it_is_closed(self, drain_s):
-        assert self.queue.begin_close(drain_s) == drain_s
-        assert drain_s or not self.queue.started
-        assert self.queue.begin_close(60) is None
-        self.is_closed = self.is_draining = True
-        self.note_started()
-
-    @precondition(lambda self: self.is_closed)
-    @rule()
-    def the_drain_ends(self):
-        left = self.in_state(QueuedCallState.WAITING, QueuedCallState.RUNNING)
-        lost = self.queue.stats().lost
-        self.queue.end_close()
-        self.is_draining = False
-        assert self.queue.stats().lost == lost + len(left)
-        for call in self.model:
-            self.model[call] = QueuedCallState.DONE
-
-    @invariant()
-    def calls_are_in_the_states_of_the_model(self):
-        assert {call: call.state for call in self.model} == self.model
-        assert list(self.queue.calls) == self.in_state(*HELD)
-        assert self.timer.pending == len(self.in_state(QueuedCallState.WAITING))
-
-    @invariant()
-    def those_who_wait_for_an_empty_queue_are_notified(self):
-        is_empty = not self.in_state(*HELD)
-        assert {waiter.done() for waiter in self.waiters} <= {is_empty}
-        self.waiters = [] if is_empty else [*self.waiters, self.queue.calls.when_empty()]
-        self.queue.calls.when_empty().cancel()
-
-    @invariant()
-    def the_counts_add_up(self):
-        stats = self.queue.stats()
-        assert stats.calls == stats.queued_total + stats.rejected
-        assert (stats.queued_total, stats.rejected) == (len(self.model), self.refused)
-        ended = stats.redelivered + stats.gave_up + stats.lost
-        assert stats.queued_total == ended + stats.pending
-        assert stats.pending == len(self.queue.entries()) <= self.LIMIT
-
-
-TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
