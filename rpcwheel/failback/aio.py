@@ -103,8 +103,8 @@ class FailbackInvoker(InvokerBase):
         self, error: Exception, failed: FailedRpc
     ) -> Literal["queued", "dropped"] | None:
         """Store a failed gRPC call in the journal; the results are those of `enqueue`."""
-        queue, store = self._queue, self._journal
-        return await _store(queue, store, store.failed_rpc(failed, error, queue.now_ns()))
+        store = self._journal
+        return await _store(self._queue, store, store.failed_rpc(failed, error))
 
     def _starters(self) -> tuple[Starter, Starter, Callable[[], bool]]:
         loop = asyncio.get_running_loop()

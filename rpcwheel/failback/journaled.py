@@ -20,6 +20,8 @@ the journal is in SQLite, and `advance` looks for calls itself.
 from __future__ import annotations
 
 import contextlib
+import secrets
+import threading
 import weakref
 from collections import Counter
 from concurrent.futures import Future
@@ -36,7 +38,7 @@ from rpcwheel._grpc.calls import code_of
 from rpcwheel.call.idempotency import idempotency_key, new_key, set_idempotency_key
 from rpcwheel.call.matching import Matcher
 from rpcwheel.durations import to_ns, to_seconds
-from rpcwheel.errors import FailbackClosed, FailbackError, JournalError
+from rpcwheel.errors import FailbackClosed, FailbackError, JournalError, TimerError
 from rpcwheel.events import FailbackLeaseLost, TaskFailed, emit
 from rpcwheel.journal.backend import (
     CallState,
@@ -52,21 +54,20 @@ from rpcwheel.journal.journal import open_journal
 from rpcwheel.rpc import Stop
 from rpcwheel.telemetry import tracing
 
-from .lease import Lease
-from .poller import HORIZON_S, Poller
 from .queued_call import EncodedCall, QueuedCall, QueuedCallState, QueueEntry, SavedCall
 from .routes import Routes
 from .store import AFTER_CLOSE, Store
 from .stored import StoredRpc, decode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rpcwheel.call.failback_policy import FailbackPolicy
     from rpcwheel.call.failed_calls import FailedRpc
     from rpcwheel.journal.backend import StoredCall
     from rpcwheel.journal.journal import Journal
 
+    from .held_calls import HeldCalls
     from .pacer import PacedQueue
     from .routes import CallRoute
     from .stored_functions import FunctionCodec
@@ -78,7 +79,8 @@ POLL_INTERVAL_S: Final = 1.0
 POLLS_PER_LEASE: Final = 4
 """How often it is asked during a lease at least, as the lease is renewed then."""
 
-HORIZON_NS: Final = to_ns(HORIZON_S)
+HORIZON_S: Final = 2.0
+"""Calls are taken if they are due within this time, and can begin within it."""
 
 MAX_ENTRIES: Final = 1000
 MAX_ERROR: Final = 500
@@ -172,7 +174,7 @@ class JournalStore(Store):
         call.encoded = EncodedCall("", idempotency_key() or new_key(), body, order_key)
         return None
 
-    def failed_rpc(self, failed: FailedRpc, error: BaseException, now_ns: int) -> QueuedCall:
+    def failed_rpc(self, failed: FailedRpc, error: BaseException) -> QueuedCall:
         """Make the call for `FailbackQueue.enqueue` of a gRPC call that has failed."""
         body = StoredRpc(
             failed.kind,
@@ -185,14 +187,14 @@ class JournalStore(Store):
         ).encoded()
         saved = SavedCall(_Named(failed.method), (), {}, Context(), None)
         encoded = EncodedCall(failed.target, failed.key, body, failed.order_key)
-        return QueuedCall(saved, error, now_ns, _not_attempted, encoded=encoded)
+        return QueuedCall(saved, error, self._now_ns(), _not_attempted, encoded=encoded)
 
-    def append(self, call: QueuedCall, delay_ns: int) -> bool:
+    def append(self, call: QueuedCall, delay_ns: int) -> None:
         """Append a call. Blocks until it is durable, for at most the `timeout` of the URL."""
         if self._calls.closed:
             raise FailbackClosed(AFTER_CLOSE)
         self.journal.append_now(self._new_call(call, delay_ns), self._max_pending)
-        return self._appended(delay_ns)
+        self._appended(delay_ns)
 
     def append_later(self, call: QueuedCall, delay_ns: int) -> Future[int]:
         """Append a call on a worker thread.
@@ -205,10 +207,10 @@ class JournalStore(Store):
             return refused
         return self.journal.append(self._new_call(call, delay_ns), self._max_pending)
 
-    def end_append(self, appended: Future[int], delay_ns: int) -> bool:
-        """Return what `append` returns, or raise what it raises."""
+    def end_append(self, appended: Future[int], delay_ns: int) -> None:
+        """Raise what `append` raises if the call was not stored."""
         self.journal.wait_until_stored(appended, 0)
-        return self._appended(delay_ns)
+        self._appended(delay_ns)
 
     def _new_call(self, call: QueuedCall, delay_ns: int) -> NewCall:
         assert call.encoded is not None  # noqa: S101 - by `prepare`
@@ -226,11 +228,10 @@ class JournalStore(Store):
             order_key,
         )
 
-    def _appended(self, delay_ns: int) -> bool:
+    def _appended(self, delay_ns: int) -> None:
         self._calls.count("queued_total")
         self.poller.start()
         self.poller.request_for(delay_ns)
-        return False
 
     # --- Taking calls ---
 
@@ -249,7 +250,7 @@ class JournalStore(Store):
                 self.journal.release(self.lease.worker)
                 return
             with self._calls.lock:
-                held = {call.stored.id for call in self._calls if call.stored is not None}
+                held = _ids_of(self._calls)
             is_covered = [
                 self._hand_over(queue, stored, is_held=stored.id in held) for stored in taken
             ]
@@ -262,7 +263,7 @@ class JournalStore(Store):
         targets = self.routes.open_targets()
         routes = []
         for name, target in targets.items():
-            target.capacity = queue.pacers.of(name).capacity(HORIZON_NS)
+            target.capacity = queue.pacers.of(name).capacity(to_ns(HORIZON_S))
             room = target.capacity - self._calls.count_of(name)
             if room > 0:
                 routes.append(Route(self._name, name, room))
@@ -295,7 +296,7 @@ class JournalStore(Store):
             for call in self._calls.in_state(QueuedCallState.WAITING):
                 self._calls.remove(call)
             worker, leased = self.lease.worker, self._leased()
-            self._late_reported = {call.stored.id for call in leased if call.stored is not None}
+            self._late_reported = _ids_of(leased)
             self.lease.begin()
         self._calls.notify_if_empty()
         self.journal.store_results()  # of attempts that have ended: they are late, too
@@ -388,14 +389,13 @@ class JournalStore(Store):
             self.poller.request()
         return is_valid
 
-    def postpone(self, call: QueuedCall, delay_ns: int, *, counts: bool) -> bool:
+    def postpone(self, call: QueuedCall, delay_ns: int, *, counts: bool) -> None:
         """Return a call to the journal, due after the delay."""
         assert call.stored is not None  # noqa: S101 - by `_taken_call`
         text = error_text(call.error) if counts else call.stored.error
         result = Postponed(call.stored.id, call.attempts, to_seconds(delay_ns), text)
         self.journal.report(call.worker, result)
         self.poller.request_after(delay_ns)
-        return False
 
     def give_back(self, call: QueuedCall) -> bool:
         """Return a call to the journal, as it was taken."""
@@ -439,11 +439,8 @@ class JournalStore(Store):
         except JournalError:
             return self._calls.entries(MAX_ENTRIES)
         with self._calls.lock:
-            running = {
-                call.stored.id
-                for call in self._calls
-                if call.stored is not None and call.state is not QueuedCallState.WAITING
-            }
+            waiting = QueuedCallState.WAITING
+            running = _ids_of(call for call in self._calls if call.state is not waiting)
         return [
             QueueEntry(
                 call.method,
@@ -514,6 +511,161 @@ class JournalStore(Store):
             self.journal.close()
 
 
+class Lease:
+    """One lease for all taken calls, under the name of a worker.
+
+    It is kept on the monotonic clock, and ends there before it ends in the engine.
+    """
+
+    def __init__(
+        self, journal: Journal, queue: str, on_late: Callable[[list[int]], object]
+    ) -> None:
+        """Begin without a call.
+
+        Args:
+            journal: The journal.
+            queue: The name of the queue.
+            on_late: Called with the ids of calls whose results came after the end of a lease.
+        """
+        self._journal = journal
+        self._queue = queue
+        self._on_late = on_late
+        self._length_ns = to_ns(journal.url.lease_s)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin another one: results for the calls of the old one must not be accepted."""
+        self.worker = secrets.token_hex(8)
+        """The name under which calls are taken."""
+        self.ends_ns = 0
+        self._journal.add_worker(self.worker, self._queue, self._on_late)
+
+    def is_valid_for(self, call: QueuedCall) -> bool:
+        """Whether no other process may have a call."""
+        return call.worker == self.worker and self._journal.now_ns() < self.ends_ns
+
+    def extend(self, asked_ns: int) -> None:
+        """Note that the engine has prolonged it, when it was asked at a time."""
+        self.ends_ns = asked_ns + self._length_ns
+
+    def keep(self, *, is_used: bool) -> bool:
+        """Renew it after a third of it if there are calls. Blocks. False: it has ended.
+
+        Raises:
+            JournalError: The engine is not available.
+        """
+        now_ns = self._journal.now_ns()
+        if now_ns < self.ends_ns - self._length_ns * 2 // 3:
+            return True
+        if now_ns >= self.ends_ns > 0:
+            return False
+        if is_used:
+            # Attempts that were due after its end were refused, and no timeout starts them again.
+            if not self._journal.renew(self.worker) or self._journal.now_ns() >= self.ends_ns:
+                return False
+            self.extend(now_ns)
+        return True
+
+
+class Poller:
+    """Looks at a journal at an interval, and earlier if it is asked to, until the queue is closed.
+
+    Thread-safe. One look runs at a time, on a worker thread. With a `ManualTimer`, `advance` looks
+    too, while its clock stands still: so it cannot pass the end of the lease.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        calls: HeldCalls,
+        timeouts: Timeouts,
+        interval_s: float,
+        look: Callable[[float], object],
+        stopped: Callable[[], object],
+    ) -> None:
+        """Begin without a look.
+
+        Args:
+            name: The name of the queue.
+            calls: Their end is that of the looks.
+            timeouts: For the interval.
+            interval_s: The time between two looks.
+            look: Called with the time within which calls must be due.
+            stopped: Called when the timer is stopped; must not block.
+        """
+        self._name = name
+        self._calls = calls
+        self._timeouts = timeouts
+        self._interval_ns = to_ns(interval_s)
+        self._look = look
+        self._stopped = stopped
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin without a look, in a forked child."""
+        self._looking = threading.Lock()
+        self._is_requested = False
+        self._is_ticking = False
+
+    def start(self) -> None:
+        """Look at the interval from now on. Idempotent."""
+        with self._calls.lock:
+            if self._is_ticking or self._calls.closed:
+                return
+            self._is_ticking = True
+        self._set_tick()
+
+    def request(self) -> None:
+        """Look soon. Never blocks."""
+        with self._calls.lock:
+            if self._is_requested or self._calls.closed:
+                return
+            self._is_requested = True
+        # A `ManualTimer` may be advanced before a timeout is set, which would then be too late.
+        within_s = 0.0 if self._timeouts.is_manual else HORIZON_S
+        EXECUTOR.submit((self, "journal"), partial(self.look, within_s))
+
+    def request_for(self, delay_ns: int) -> None:
+        """Look soon if a call is due after a delay, before the next look. Never blocks."""
+        if delay_ns < self._interval_ns:
+            self.request()
+            if self._timeouts.is_manual:
+                self.request_after(delay_ns)
+
+    def request_after(self, delay_ns: int) -> None:
+        """Look after a delay, unless that is after the next look. Never blocks."""
+        if delay_ns < self._interval_ns:
+            with contextlib.suppress(TimerError, RuntimeError):
+                self._set(delay_ns, self.request)
+
+    def look(self, within_s: float = HORIZON_S) -> None:
+        """Look now, after a look that runs. Blocks."""
+        with self._looking:
+            self._is_requested = False
+            if not self._calls.closed:
+                self._look(within_s)
+
+    def _tick(self) -> None:
+        if self._calls.closed:
+            return
+        if self._timeouts.is_manual:
+            self.look()
+        else:
+            self.request()
+        self._set_tick()
+
+    def _set_tick(self) -> None:
+        try:
+            self._set(self._interval_ns, self._tick)
+        except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
+            self._is_ticking = False
+            emit(TaskFailed(timer=self._name, task=callable_name(self._set_tick), error=error))
+
+    def _set(self, delay_ns: int, method: Callable[[], None]) -> None:
+        # Weak, so that a queue is freed that is dropped without `close`.
+        self._timeouts.set(delay_ns, weak_callback(method), self._stopped, self._name)
+
+
 @dataclass(frozen=True, slots=True)
 class _Named:
     """A call of which only the name is known: it is to be stored, or cannot be read."""
@@ -535,6 +687,11 @@ def error_text(error: BaseException) -> str:
         return storable(f"{type(error).__name__}: {error}"[:MAX_ERROR])
     except Exception:  # noqa: BLE001 - `__str__` of the user's
         return type(error).__name__
+
+
+def _ids_of(calls: Iterable[QueuedCall]) -> set[int]:
+    """Return the ids of those that were taken from the journal."""
+    return {call.stored.id for call in calls if call.stored is not None}
 
 
 def _not_attempted(_: object) -> None:

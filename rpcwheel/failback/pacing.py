@@ -157,7 +157,8 @@ class Pacing:
         """When the rate allows the next attempt."""
         self._paced_ns = -PACE_NS
         """When the next attempt may begin while attempts fail."""
-        self._in_flight = 0
+        self.in_flight = 0
+        """The number of attempts that run."""
         self._last_ns = -IDLE_NS
         """When an attempt last began or ended."""
         self._restart(0)
@@ -183,19 +184,14 @@ class Pacing:
         """The largest number of attempts at a time."""
         return int(self._window) if self._fixed is None else self._fixed
 
-    @property
-    def in_flight(self) -> int:
-        """The number of attempts that run."""
-        return self._in_flight
-
     def is_new(self, now_ns: int) -> bool:
         """Whether everything begins anew with the next attempt, as in a new object."""
-        is_idle = not self._in_flight and now_ns - self._last_ns >= IDLE_NS
+        is_idle = not self.in_flight and now_ns - self._last_ns >= IDLE_NS
         return is_idle and self._next_ns <= now_ns - CATCH_UP_NS
 
     def next_ns(self, now_ns: int) -> int:
         """Return when the next attempt may begin; `NEVER`: not before one has ended."""
-        if self._in_flight >= self.window:
+        if self.in_flight >= self.window:
             self._round.is_limited = True
             return NEVER
         at_ns = self._next_ns
@@ -208,19 +204,19 @@ class Pacing:
 
         Those that are attempted are included, and as many again, which follow at once.
         """
-        count = self._in_flight + FAILING_LIMIT if self._failing else 2 * self.window
+        count = self.in_flight + FAILING_LIMIT if self._failing else 2 * self.window
         if self._gap_ns:
-            count = min(count, self._in_flight + within_ns // self._gap_ns + 1)
+            count = min(count, self.in_flight + within_ns // self._gap_ns + 1)
         return count
 
     def began(self, now_ns: int, timeout_ns: int = NEVER) -> None:
         """Note that an attempt has begun, and its timeout."""
-        if not self._in_flight and now_ns - self._last_ns >= IDLE_NS:
+        if not self.in_flight and now_ns - self._last_ns >= IDLE_NS:
             self._restart(now_ns)
         paced_ns = max(self._paced_ns, now_ns - PACE_NS + FAILING_GAP_NS)
         self._paced_ns = min(paced_ns, now_ns) + FAILING_GAP_NS
         self._next_ns = max(self._next_ns, now_ns - CATCH_UP_NS) + self._gap_ns
-        self._in_flight += 1
+        self.in_flight += 1
         self._last_ns = now_ns
         this = self._round
         this.begun += 1
@@ -236,7 +232,7 @@ class Pacing:
             now_ns: Now.
             outcome: Its result.
         """
-        self._in_flight -= 1
+        self.in_flight -= 1
         self._last_ns = now_ns
         is_failure = outcome in (Outcome.REFUSED, Outcome.BUSY, Outcome.FAILED)
         if outcome is not Outcome.UNKNOWN:

@@ -278,14 +278,14 @@ class FailbackQueue:
         return delay_ns
 
     def end_enqueue(
-        self, call: QueuedCall, delay_ns: int, append: Callable[[], bool]
+        self, call: QueuedCall, delay_ns: int, append: Callable[[], None]
     ) -> Literal["queued", "dropped"]:
         """Append a call to the store; arguments are the result of `first_delay_ns`, and `append`.
 
         Returns and raises what `enqueue` does.
         """
         try:
-            is_held = append()
+            append()
         except FailbackError as error:
             if isinstance(error, FailbackFull) and self.policy.overflow == "drop":
                 self.calls.count("dropped")
@@ -294,7 +294,7 @@ class FailbackQueue:
             self.calls.count("rejected")
             raise self._refusal(type(error), call, str(error)) from call.error
         pending = self.pending
-        if is_held:
+        if not self.durable:
             self._set_first_timeout(call, delay_ns)
         emit(FailbackQueued(self.name, call.label, call.error, to_seconds(delay_ns), pending))
         _drop_frames(call.error, with_context=False)
@@ -459,10 +459,10 @@ class FailbackQueue:
                 return None
             call.state, call.error = QueuedCallState.WAITING, error
             call.waiting_since_ns, call.next_attempt_ns = now_ns, now_ns + delay_ns
-            is_held = self.store.postpone(call, delay_ns, counts=counts)
-            if not is_held:
+            self.store.postpone(call, delay_ns, counts=counts)
+            if self.durable:
                 self.calls.remove(call)
-        if is_held:
+        if not self.durable:
             try:
                 self._set_timeout(call, delay_ns)
             except TimerStopped:
@@ -751,15 +751,13 @@ class Attempt:
                 pacer.ended(self._began_ns, ended.outcome)
 
 
+@dataclass(slots=True)
 class _Ended:
     """An attempt that ends."""
 
-    __slots__ = ("outcome", "span")
-
-    def __init__(self, span: Any, outcome: Outcome) -> None:
-        self.span = span
-        self.outcome = outcome
-        """The outcome, which the pacing of the target uses."""
+    span: Any
+    outcome: Outcome
+    """The outcome, which the pacing of the target uses."""
 
 
 def _drop_frames(error: BaseException, *, with_context: bool = True) -> None:

@@ -25,7 +25,8 @@ class Store:
     """
 
     durable: ClassVar[bool] = False
-    """Whether its calls survive the process. If so, they leave the memory between attempts."""
+    """Whether its calls survive the process. If so, they leave the memory between attempts, and the
+    store gives them to the queue when they are due. If not, the queue sets their timeouts."""
 
     def __init__(self, calls: HeldCalls, max_pending: int) -> None:
         """Begin without a call; at most `max_pending` calls are accepted."""
@@ -48,12 +49,8 @@ class Store:
         """Prepare a failed call for `append`; return why it cannot be made a second time."""
         return call.saved.obstacle
 
-    def append(self, call: QueuedCall, delay_ns: int) -> bool:
+    def append(self, call: QueuedCall, delay_ns: int) -> None:
         """Accept a failed call. It is as safe as in this store when this returns.
-
-        Returns:
-            Whether it is in the memory, where the queue sets its timeout. False: the store gives
-            it to the queue when it is due.
 
         Raises:
             FailbackError: It is not accepted; the message says why.
@@ -69,24 +66,19 @@ class Store:
                 )
             calls.add(call)
             calls.count("queued_total")
-        return True
 
     def may_attempt(self, call: QueuedCall) -> bool:
         """Whether no other process may have the call. Does not block."""
         return True
 
-    def postpone(self, call: QueuedCall, delay_ns: int, *, counts: bool) -> bool:
+    def postpone(self, call: QueuedCall, delay_ns: int, *, counts: bool) -> None:
         """Keep a call until its next attempt. Called under the lock of the calls.
 
         Args:
             call: The call, with the error of its attempt.
             delay_ns: When it is due.
             counts: Whether the attempt counts, and its error replaces that of an earlier one.
-
-        Returns:
-            Whether it stays in the memory.
         """
-        return True
 
     def settle(self, call: QueuedCall, outcome: str) -> None:
         """Note that a call has ended. Called under the lock of the calls.

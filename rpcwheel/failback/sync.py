@@ -141,8 +141,7 @@ class FailbackInvoker(InvokerBase):
         self, error: Exception, failed: FailedRpc
     ) -> Literal["queued", "dropped"] | None:
         """Store a failed gRPC call in the journal; the results are those of `enqueue`. Blocks."""
-        queue = self._queue
-        return queue.enqueue(self._journal.failed_rpc(failed, error, queue.now_ns()))
+        return self._queue.enqueue(self._journal.failed_rpc(failed, error))
 
     def _starters(self) -> tuple[Starter, Starter, Callable[[], bool]]:
         return _start, _give_up, lambda: True

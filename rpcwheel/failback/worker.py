@@ -355,7 +355,7 @@ class JournalWorker:
                 if self._loop is None:
                     self._loop = _LoopThread()
                 self._loop.call(invoker.start)
-            elif isinstance(invoker, FailbackInvoker):
+            else:
                 invoker.start()
 
     # --- gRPC calls ---

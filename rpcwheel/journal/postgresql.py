@@ -376,22 +376,21 @@ class PostgresqlJournal(SqlJournal):
 
         def work(db: _Bounded) -> int:
             waiting = self._execute(db, RETRY_WAITING + condition, parameters).rowcount
-            rows = self._rows(db, RETRY_DEAD.format(condition), parameters)
-            self._settle(db, [row[:3] for row in rows])
-            return int(waiting + sum(row[3] for row in rows))
+            return waiting + self._change(db, RETRY_DEAD.format(condition), parameters)
 
         return self._transaction(self._scanner, work)
 
     def delete(self, chosen: Filter) -> int:
         """Delete calls."""
         condition, parameters = where(chosen, DIALECT)
+        text = DELETE.format(condition)
+        return self._transaction(self._scanner, lambda db: self._change(db, text, parameters))
 
-        def work(db: _Bounded) -> int:
-            rows = self._rows(db, DELETE.format(condition), parameters)
-            self._settle(db, [row[:3] for row in rows])
-            return int(sum(row[3] for row in rows))
-
-        return self._transaction(self._scanner, work)
+    def _change(self, db: _Bounded, text: str, parameters: Sequence[Any]) -> int:
+        """Change calls by a statement that counts them by order key, and return their number."""
+        rows = self._rows(db, text, parameters)
+        self._settle(db, [row[:3] for row in rows])
+        return int(sum(row[3] for row in rows))
 
     def close(self) -> None:
         """Close both connections."""

@@ -201,8 +201,6 @@ def test_an_append_waits_for_a_result_that_ends_the_call_before_it(
 
 
 def test_a_wrong_password_is_refused_and_not_shown(opened):
-    if reason := PostgresqlEngine.available():
-        pytest.skip(reason)
     with PostgresqlEngine(password="sesame") as engine:
         journal = opened(engine.journal_url(user="postgres:hunter2"))
         with pytest.raises(JournalRefused, match="password authentication failed") as refused:

@@ -190,8 +190,6 @@ def test_a_server_that_deletes_keys_is_refused(own_redis, own_journal, policy, r
 
 
 def test_a_server_without_append_only_file_is_logged(opened, caplog):
-    if reason := RedisEngine.available():
-        pytest.skip(reason)
     with RedisEngine() as engine:  # one that is not killed soon, before it has the file again
         journal = opened(engine.url())
         engine.ask("CONFIG", "SET", "appendonly", "no")
@@ -202,8 +200,6 @@ def test_a_server_without_append_only_file_is_logged(opened, caplog):
 
 
 def test_a_wrong_password_is_refused_and_not_shown(opened):
-    if reason := RedisEngine.available():
-        pytest.skip(reason)
     with RedisEngine("--requirepass", "sesame") as engine:
         journal = opened(engine.url(user=":hunter2"))
         with pytest.raises(JournalRefused, match="look at the user, the password") as refused:
@@ -215,8 +211,6 @@ def test_a_wrong_password_is_refused_and_not_shown(opened):
 
 
 def test_a_journal_over_tls(tls_files, opened):
-    if reason := RedisEngine.available():
-        pytest.skip(reason)
     root, chain, key = map(str, tls_files)
     with RedisEngine(tls=tls_files) as engine:
         url = engine.url(ca=root, cert=chain, key=key).replace("redis://", "rediss://")
@@ -228,8 +222,6 @@ def test_a_journal_over_tls(tls_files, opened):
 
 
 def test_a_cluster_is_refused(opened):
-    if reason := RedisEngine.available():
-        pytest.skip(reason)
     refused = pytest.raises(JournalRefused, match="Redis Cluster is not supported")
     with RedisEngine("--cluster-enabled", "yes") as engine, refused:
         opened(engine.url()).append([new_call(1)])

@@ -6,8 +6,8 @@ from fixtures.flaky_backends import POLICY, instance
 from rpcwheel.errors import RegistryClosed
 from rpcwheel.events import InstancesRetained
 from rpcwheel.instance import Snapshot
+from rpcwheel.registry.lookups import LookupQueue
 from rpcwheel.registry.policy import RegistryRules
-from rpcwheel.registry.session import LookupQueue
 
 SECOND = 1_000_000_000
 SERVICE = "shop.Orders"
