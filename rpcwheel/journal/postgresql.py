@@ -376,7 +376,7 @@ class PostgresqlJournal(SqlJournal):
 
         def work(db: _Bounded) -> int:
             waiting = self._execute(db, RETRY_WAITING + condition, parameters).rowcount
-            return waiting + self._change(db, RETRY_DEAD.format(condition), parameters)
+            return waiting + self._change_and_settle(db, RETRY_DEAD.format(condition), parameters)
 
         return self._transaction(self._scanner, work)
 
@@ -384,10 +384,12 @@ class PostgresqlJournal(SqlJournal):
         """Delete calls."""
         condition, parameters = where(chosen, DIALECT)
         text = DELETE.format(condition)
-        return self._transaction(self._scanner, lambda db: self._change(db, text, parameters))
+        return self._transaction(
+            self._scanner, lambda db: self._change_and_settle(db, text, parameters)
+        )
 
-    def _change(self, db: _Bounded, text: str, parameters: Sequence[Any]) -> int:
-        """Change calls by a statement that counts them by order key, and return their number."""
+    def _change_and_settle(self, db: _Bounded, text: str, parameters: Sequence[Any]) -> int:
+        """Change calls, by a statement that returns how many of each order key; return the sum."""
         rows = self._rows(db, text, parameters)
         self._settle(db, [row[:3] for row in rows])
         return int(sum(row[3] for row in rows))
