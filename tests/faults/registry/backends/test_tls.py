@@ -26,8 +26,8 @@ def test_both_sides_check_certificates(opened, tls_files, tmp_path, kind):
         watching.watch(SERVICE, watcher)
         publishing.publish([instance()])
         assert watcher.sees(instance())
-        # Or they would connect again while the engine ends: before Python 3.13, a socket that is reset
-        # before its TLS handshake is left to the garbage collector, which warns.
+        # Or they would connect again while the engine ends: before Python 3.13, a socket that is
+        # reset before its TLS handshake is left to the garbage collector, which warns.
         for backend in (watching, publishing):
             backend.close()
         for url in (engine.url(tls="true"), engine.url(tls="true", ca=str(other), **own)):
