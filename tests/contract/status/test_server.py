@@ -386,6 +386,7 @@ def test_an_error_or_a_repr_does_not_contain_the_token():
 
 
 def test_the_settings_of_the_status_come_from_the_environment(monkeypatch):
+    monkeypatch.delenv("RPCWHEEL_TEST_WAIT_SCALE", raising=False)  # it is no setting of a kit
     for name, value in {"PORT": "0", "HOST": "127.0.0.1", "TOKEN": "1234567890123456"}.items():
         monkeypatch.setenv(f"RPCWHEEL_STATUS_{name}", value)
     with Kit.from_env() as kit:
