@@ -3,14 +3,12 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import rpcwheel
-from fixtures.waiting import WAIT_S
+from fixtures.programs import python
 
 PACKAGE = Path(rpcwheel.__file__).parents[1]
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -29,18 +27,8 @@ GRPC_ROUNDING = 1.01
 
 def story(name: str) -> str:
     """What an example prints; it ends with 0 if what it shows was true."""
-    run = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / name)],
-        capture_output=True,
-        text=True,
-        timeout=4 * WAIT_S,
-        check=False,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(PACKAGE),
-            "PYTHONUNBUFFERED": "1",
-        },  # one story, in order
-    )
+    variables = {"PYTHONPATH": str(PACKAGE), "PYTHONUNBUFFERED": "1"}  # one story, in order
+    run = python(str(EXAMPLES / name), **variables)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 
@@ -164,16 +152,8 @@ def test_a_client_by_name_continues_while_servers_stop_crash_and_start(name: str
 
 
 def test_the_example_on_etcd_says_what_is_missing(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE), "PATH": str(tmp_path)}
-    environment.pop("ETCD_URL", None)
-    run = subprocess.run(
-        [sys.executable, str(EXAMPLES / "registry_etcd.py")],
-        capture_output=True,
-        text=True,
-        timeout=4 * WAIT_S,
-        check=False,
-        env=environment,
-    )
+    environment = {"PYTHONPATH": str(PACKAGE), "PATH": str(tmp_path), "ETCD_URL": ""}
+    run = python(str(EXAMPLES / "registry_etcd.py"), **environment)
     assert (run.returncode, run.stderr) == (2, "")
     assert run.stdout.startswith("etcd is missing: set ETCD_URL, or (Debian) apt-get install")
 

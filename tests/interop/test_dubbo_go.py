@@ -6,24 +6,22 @@ from functools import partial
 import grpc
 import pytest
 
-import rpcwheel
 from fixtures.dubbo_go import BUILD_S, GoProgram, dubbo_go
 from fixtures.dubbo_java import (
-    CHAT,
     GROUP,
     PLACE,
     SERVICE,
-    UPLOAD,
     VERSION,
-    WATCH,
-    OrdersServer,
+    call_all_kinds,
     dubbo_zookeeper,
     order,
-    read,
+    published,
+    texts,
+    wait_until_called,
 )
 from fixtures.ports import free_port
 from fixtures.waiting import WAIT_S, wait_until
-from fixtures.worlds import KINDS, world
+from fixtures.worlds import world
 from rpcwheel.registry import RegistryPolicy
 
 __all__ = ["dubbo_go", "dubbo_zookeeper", "world"]
@@ -38,34 +36,13 @@ LEVELS = ["service", "interface", "all"]
 def serve(dubbo_zookeeper):
     """Starts servers in Python that are published until the end of the test."""
     with contextlib.ExitStack() as stack:
-
-        def serve(name, group=GROUP, **settings):
-            orders = OrdersServer(name)
-            if settings.get("port"):
-                orders.server.add_insecure_port("{host}:{port}".format(**settings))
-            publisher = rpcwheel.Publisher(
-                orders.server,
-                dubbo_zookeeper.url(application="py-shop"),
-                SERVICE,
-                **{"host": "127.0.0.1", "port": 0, "lame_duck": 0.0, "grace": 0.0}
-                | {"group": group, "version": VERSION}
-                | settings,
-            )
-            stack.enter_context(publisher)
-            assert publisher.wait_published(WAIT_S)
-            return orders, publisher
-
-        yield serve
+        yield partial(published, stack, dubbo_zookeeper, interface=SERVICE)
 
 
 @pytest.fixture
 def run(dubbo_go, dubbo_zookeeper):
     """Starts one of the programs in Go."""
     return partial(GoProgram, dubbo_go, zookeeper=dubbo_zookeeper, version=VERSION)
-
-
-def wait_until_called(consumer, name):
-    assert wait_until(lambda: consumer.ask("place hello") == f"{name}: hello")
 
 
 # The consumer in Go, servers in Python
@@ -77,6 +54,7 @@ def test_a_go_consumer_calls_all_kinds_of_methods(serve, run, level):
     with run("consumer", level=level, group=GROUP) as consumer:
         consumer.wait_for("ready")
         wait_until_called(consumer, "py")
+        assert consumer.ask("place hello") == "py: hello"
         assert consumer.ask("watch 3") == "py: 1; py: 2; py: 3"
         assert consumer.ask("upload a b c") == "py: abc"
         assert consumer.ask("chat a b") == "py: a; py: b"
@@ -146,11 +124,6 @@ def wait_until_answered(world, channel):
     assert wait_until(is_answered)
 
 
-def texts(call):
-    result = call.result()
-    return [read(each)[1] for each in (result if isinstance(result, list) else [result])]
-
-
 @pytest.mark.parametrize(
     ("flags", "options"),
     [
@@ -167,15 +140,7 @@ def test_every_kind_of_call_to_a_go_provider_is_answered(world, run, go_channel,
     flags = flags | {"port": free_port(), "group": group, "application": group}
     with run("provider", **flags):
         wait_until_answered(world, channel)
-        place, watch, upload, chat = (
-            texts(world.call(channel, kind, *messages, method=method, timeout=WAIT_S))
-            for kind, method, messages in zip(
-                KINDS,
-                (PLACE, WATCH, UPLOAD, CHAT),
-                ([order("a")], [order("3")], [order("a"), order("b")], [order("a"), order("b")]),
-                strict=True,
-            )
-        )
+        answered = call_all_kinds(world, channel)
         metadata = (("trace-id", "42"),)
         (attachments,) = texts(
             world.call(
@@ -185,6 +150,6 @@ def test_every_kind_of_call_to_a_go_provider_is_answered(world, run, go_channel,
         )  # fmt: skip
         failing = world.call(channel, "unary_unary", order("fail"), method=PLACE, timeout=WAIT_S)
         error = failing.error()
-    assert (place, watch, upload, chat) == (["a"], ["1", "2", "3"], ["ab"], ["a", "b"])
+    assert answered == [["a"], ["1", "2", "3"], ["ab"], ["a", "b"]]
     assert "trace-id=[42]" in attachments
     assert (error.code(), error.details()) == (grpc.StatusCode.UNKNOWN, "failed as asked")

@@ -7,8 +7,6 @@ import contextlib
 import json
 import logging
 import os
-import threading
-from concurrent import futures
 from functools import partial
 
 import grpc
@@ -17,28 +15,28 @@ import pytest
 import rpcwheel
 from fixtures.dubbo_java import (
     BUILD_S,
-    CHAT,
     GROUP,
     INTERFACE,
     OPTIONS,
     PLACE,
     SERVICE,
     START_S,
-    UPLOAD,
     VERSION,
-    WATCH,
     JavaProgram,
-    OrdersServer,
+    Load,
+    call_all_kinds,
     dubbo_jar,
     dubbo_zookeeper,
     java_consumer,
     java_provider,
     order,
-    read,
+    published,
+    texts,
+    wait_until_called,
 )
 from fixtures.ports import free_port
 from fixtures.waiting import WAIT_S, wait_until
-from fixtures.worlds import KINDS, world
+from fixtures.worlds import world
 from rpcwheel import RetryPolicy
 from rpcwheel.cli import main
 
@@ -48,22 +46,6 @@ RESTARTS = int(os.environ.get("RPCWHEEL_TEST_RESTARTS", "2"))
 """Of providers in Java; 20 take 7 minutes. `--log-cli-level=INFO` shows the number of calls."""
 
 pytestmark = pytest.mark.timeout(BUILD_S + 6 * WAIT_S)  # the programs are built first
-
-
-def published(stack, zookeeper, name, service=SERVICE, **settings):
-    """A server in Python that is published, and its publisher, until the stack is closed."""
-    orders = OrdersServer(name, service)
-    publisher = rpcwheel.Publisher(
-        orders.server,
-        zookeeper.url(interface=INTERFACE, application="py-shop"),
-        service,
-        port=0,
-        host="127.0.0.1",
-        **{"lame_duck": 0.0, "grace": 0.0, "group": GROUP, "version": VERSION} | settings,
-    )
-    stack.enter_context(publisher)
-    assert publisher.wait_published(WAIT_S)
-    return orders, publisher
 
 
 @pytest.fixture
@@ -80,17 +62,6 @@ def orders(dubbo_zookeeper, java_consumer):
         orders, _ = published(stack, dubbo_zookeeper, "py")
         wait_until_called(java_consumer, "py")
         yield orders
-
-
-def wait_until_called(consumer, *names):
-    """Wait until the consumer calls these servers; it hears of changes seconds later."""
-    called = set()
-
-    def has_called():
-        called.add(consumer.ask("place hello").partition(":")[0])
-        return called >= set(names)
-
-    assert wait_until(has_called)
 
 
 def wait_until_not_called(consumer, *names):
@@ -194,22 +165,9 @@ def java_channel(world, dubbo_zookeeper, java_provider):
     return world.keep(world.do(world.api.insecure_channel, url))
 
 
-def texts(call):
-    result = call.result()
-    return [read(each)[1] for each in (result if isinstance(result, list) else [result])]
-
-
 def test_every_kind_of_call_to_a_java_provider_is_answered(world, java_channel):
-    place, watch, upload, chat = (
-        texts(world.call(java_channel, kind, *messages, method=method, timeout=WAIT_S))
-        for kind, method, messages in zip(
-            KINDS,
-            (PLACE, WATCH, UPLOAD, CHAT),
-            ([order("a")], [order("3")], [order("a"), order("b")], [order("a"), order("b")]),
-            strict=True,
-        )
-    )
-    assert (place, watch, upload, chat) == (["a"], ["1", "2", "3"], ["ab"], ["a", "b"])
+    answered = call_all_kinds(world, java_channel)
+    assert answered == [["a"], ["1", "2", "3"], ["ab"], ["a", "b"]]
 
 
 def test_metadata_are_attachments_of_a_java_provider_and_back(world, java_channel):
@@ -252,36 +210,6 @@ def test_a_java_provider_without_health_service_is_healthy(world, java_channel):
     (subchannel,) = java_channel.subchannels
     world.do(subchannel.mark_unhealthy)
     assert wait_until(lambda: subchannel.healthy)
-
-
-class Load:
-    """Calls without a pause, on threads. A context manager; an error of a call is raised."""
-
-    def __init__(self, channel, threads):
-        self.answered = []
-        """The servers that have answered, in this order."""
-        self._place = channel.unary_unary(PLACE)
-        self._ended = threading.Event()
-        self._threads = futures.ThreadPoolExecutor(threads)
-        self._running = [self._threads.submit(self._call) for _ in range(threads)]
-
-    def _call(self):
-        while not self._ended.is_set():
-            self.answered.append(read(self._place(order("a"), timeout=WAIT_S))[0])
-
-    def wait_until_answered_by(self, *servers):
-        """Wait until each of these servers has answered one of the next calls."""
-        start = len(self.answered)
-        assert wait_until(lambda: set(servers) <= set(self.answered[start:]))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._ended.set()
-        for running in self._running:
-            running.result(WAIT_S)
-        self._threads.shutdown()
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ One keeps its metadata to itself, as is Dubbo's default, and one writes them to 
 
 import contextlib
 import json
-import threading
-from concurrent import futures
 
 import pytest
 
@@ -18,6 +16,7 @@ from fixtures.dubbo_java import (
     SERVICE,
     START_S,
     JavaProgram,
+    Load,
     dubbo_jar,
     dubbo_zookeeper,
     order,
@@ -57,15 +56,6 @@ def test_providers_at_the_application_level_are_called_stopped_and_restarted(
         provider.wait_for("serving")
     url = dubbo_zookeeper.url(SERVICE, interface=INTERFACE, application="py-client")
     retry = RetryPolicy(retry_on="UNAVAILABLE", max_attempts=4, backoff=0.01)
-    answered, ended = [], threading.Event()
-
-    def load(place):
-        while not ended.is_set():
-            answered.append(read(place(order("a"), timeout=WAIT_S))[0])
-
-    def are_called(*servers):
-        seen = len(answered)
-        return wait_until(lambda: len(answered) > seen + 50 and set(answered[-50:]) == set(servers))
 
     def calls_with(tag):
         place, metadata = channel.unary_unary(PLACE), (("dubbo.tag", tag),)
@@ -74,20 +64,15 @@ def test_providers_at_the_application_level_are_called_stopped_and_restarted(
     with (
         rpcwheel.Kit(retry=retry, idempotent=True) as kit,
         kit.channel(url) as channel,
-        futures.ThreadPoolExecutor(1) as threads,
+        Load(channel, threads=1) as load,
     ):
-        loading = threads.submit(load, channel.unary_unary(PLACE))
-        try:
-            assert are_called("local", "remote")
-            assert main(["registry", "ls", dubbo_zookeeper.url(), "--json"]) == 0
-            assert INTERFACE in json.dumps(json.loads(capsys.readouterr().out))
-            local.process.terminate()
-            assert are_called("remote")
-            local.process.wait(START_S)
-            start("restarted", port, tag="blue").wait_for("serving")
-            assert wait_until(lambda: calls_with("blue") == {"restarted"})
-            assert calls_with("green") == {"remote"}
-            assert are_called("remote")
-        finally:
-            ended.set()
-        loading.result(WAIT_S)
+        load.wait_until_answered_only_by("local", "remote")
+        assert main(["registry", "ls", dubbo_zookeeper.url(), "--json"]) == 0
+        assert INTERFACE in json.dumps(json.loads(capsys.readouterr().out))
+        local.process.terminate()
+        load.wait_until_answered_only_by("remote")
+        local.process.wait(START_S)
+        start("restarted", port, tag="blue").wait_for("serving")
+        assert wait_until(lambda: calls_with("blue") == {"restarted"})
+        assert calls_with("green") == {"remote"}
+        load.wait_until_answered_only_by("remote")

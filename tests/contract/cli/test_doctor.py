@@ -3,13 +3,12 @@
 import json
 import re
 import socket
-import struct
 import threading
 import time
 
 import grpc
 import pytest
-from hyperframe.frame import HeadersFrame
+from hyperframe.frame import GoAwayFrame, HeadersFrame
 
 from fixtures.doctors import QUICK
 from fixtures.grpc_servers import unary_service
@@ -54,7 +53,8 @@ def test_a_host_that_does_not_answer_is_found_after_the_timeout(doctor):
 # Another protocol
 
 
-def test_other_protocols_are_recognized(doctor, listen):
+def test_other_protocols_and_refusals_are_recognized(doctor, listen):
+    goaway = GoAwayFrame(error_code=0, additional_data=b"going").serialize()
     for talk, message in [
         (
             says(b"SSH-2.0-OpenSSH_9.6\r\n"),
@@ -64,9 +64,11 @@ def test_other_protocols_are_recognized(doctor, listen):
         (says(b"hello, who are you?"), "the server does not speak HTTP/2, it sends 'hello, who"),
         (closes, "and closes it at once"),
         (lambda _: None, "and closes it at once"),
+        (says(goaway), "refuses the connection: GOAWAY NO_ERROR ('going')"),
     ]:
         status, found = doctor(listen(talk).target)
         assert (status, list(found)) == (1, ["name", "tcp", "http2"])
+        assert found["http2"]["level"] == "fail"
         assert message in found["http2"]["message"]
         assert found["http2"]["advice"]
 
@@ -290,14 +292,6 @@ def test_control_characters_of_a_server_are_escaped(capsys, health_of):
     assert "\x1b" not in said
     assert "\nok    health" not in said
     assert "\\x1b[2J\\nok" in said
-
-
-def test_a_goaway_as_the_first_frame_is_found(doctor, listen):
-    debug = struct.pack(">II", 0, 0) + b"going"
-    frame = len(debug).to_bytes(3) + bytes([7, 0, 0, 0, 0, 0]) + debug  # GOAWAY, RFC 9113 6.8
-    status, found = doctor(listen(says(frame)).target)
-    assert (status, found["http2"]["level"]) == (1, "fail")
-    assert "refuses the connection: GOAWAY NO_ERROR ('going')" in found["http2"]["message"]
 
 
 # Output and arguments

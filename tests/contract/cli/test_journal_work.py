@@ -1,17 +1,17 @@
 """`rpcwheel journal work` as a process, on a journal that other processes have filled."""
 
-import os
 import re
 import signal
-import subprocess
 import sys
-from contextlib import contextmanager
+from functools import partial
 
 import grpc
 import pytest
 
+from fixtures.commands import command, ended
 from fixtures.grpc_servers import GrpcServer
 from fixtures.journals import stored_rpc
+from fixtures.programs import python
 from fixtures.shop import Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.cli import main
@@ -19,6 +19,8 @@ from rpcwheel.failback import JournalWorker
 from rpcwheel.journal import CallState, Filter, open_journal_backend
 
 HOUR_S = 3600.0
+
+working = partial(command, "journal", "work")
 
 PROGRAM = """
 import asyncio, sys
@@ -79,26 +81,6 @@ def url(worker_url):
     return worker_url
 
 
-@contextmanager
-def working(*words, program=("-m", "rpcwheel"), **options):
-    """A worker in a process of its own."""
-    command = [sys.executable, "-W", "error", *program, "journal", "work", *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, **options) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def ended(process, signum=None):
-    """Wait for the end, after a signal if one is given; return status and stderr."""
-    if signum is not None:
-        process.send_signal(signum)
-    _, err = process.communicate(timeout=WAIT_S)
-    assert "Traceback" not in err
-    return process.returncode, err
-
-
 def run(*words, capsys):
     status = main(["journal", "work", *words])
     return status, capsys.readouterr().err
@@ -111,19 +93,14 @@ def requests_of(shop):
 def test_calls_that_another_process_has_stored_are_delivered(url, tmp_path, shop):
     (tmp_path / "tasks.py").write_text(TASKS.format(url=url))
     shop.kill()
-    subprocess.run(
-        [sys.executable, "-c", PROGRAM, shop.target],
-        cwd=tmp_path,
-        env=os.environ | {"DOWN": "1"},
-        timeout=WAIT_S,
-        check=True,
-    )
+    stored = python("-c", PROGRAM, shop.target, cwd=tmp_path, DOWN="1")
+    assert stored.returncode == 0, stored.stderr
     backend = open_journal_backend(url, create=False)
     assert len(backend.select(Filter(states=(CallState.READY,)))) == 3
     shop.start()
     with working(url, "--import", "tasks", cwd=tmp_path) as process:
         wait_until(lambda: not backend.select(Filter()))
-        status, err = ended(process, signal.SIGTERM)
+        status, _, err = ended(process, signal.SIGTERM)
     backend.close()
     assert (status, requests_of(shop)) == (0, [b"order 1"])
     assert sorted((tmp_path / "lines").read_text().split("\n")) == ["", "line 1", "line 2"]
@@ -137,8 +114,7 @@ def test_a_signal_gives_the_calls_to_another_worker_at_once(url, backend, shop):
     with working(url, "--grace", "0.01") as process:
         assert hang.begun.wait(WAIT_S)
         assert [call.state for call in backend.select(Filter())] == [CallState.TAKEN]
-        status, _ = ended(process, signal.SIGINT)
-    assert status == 0
+        assert ended(process, signal.SIGINT)[0] == 0
     with JournalWorker(url):  # the lease would end after an hour
         wait_until(lambda: not backend.select(Filter()))
     assert requests_of(shop) == [b"order 1", b"order 1"]

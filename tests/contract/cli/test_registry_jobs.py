@@ -2,16 +2,18 @@
 
 import signal
 import socket
+from functools import partial
 
 import pytest
 
-from fixtures.registry_commands import ended, job
+from fixtures.commands import command, ended
 from fixtures.waiting import WAIT_S
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry import RegistryPolicy, open_registry
 
 ALONE = RegistryPolicy(snapshot=False)
 
+job = partial(command, "registry")
 
 ON_ANOTHER_THREAD = """
 import signal, sys, threading
@@ -44,7 +46,7 @@ def test_register_publishes_until_a_signal_and_then_withdraws(url) -> None:
         assert one == expected
         assert one.started_at > 0
         withdrew = "withdrew shop.Orders/10.0.0.7:50051\n"
-        assert ended(process, signal.SIGTERM) == (143, withdrew)
+        assert ended(process, signal.SIGTERM)[:2] == (143, withdrew)
         assert registry.lookup("shop.Orders").instances == ()  # long before the lease is over
 
 
@@ -52,7 +54,7 @@ def test_watch_prints_instances_that_are_added_changed_and_removed(url) -> None:
     """Also if a signal does not interrupt its wait."""
     with open_registry(url, registry_policy=ALONE) as registry:
         registry.register(instance(id="a"), wait=WAIT_S)
-        with job("watch", url, "shop.Orders", run=("-c", ON_ANOTHER_THREAD)) as process:
+        with job("watch", url, "shop.Orders", program=("-c", ON_ANOTHER_THREAD)) as process:
             lines = [process.stdout.readline()]
             two = registry.register(instance(id="b"))
             lines.append(process.stdout.readline())
@@ -61,7 +63,7 @@ def test_watch_prints_instances_that_are_added_changed_and_removed(url) -> None:
                 lines.append(process.stdout.readline())
             two.unregister()
             lines.append(process.stdout.readline())
-            assert ended(process, signal.SIGINT) == (130, "")
+            assert ended(process, signal.SIGINT)[:2] == (130, "")
     assert [line.rstrip() for line in lines] == [
         "= shop.Orders a (10.0.0.7:50051) present: UP, weight 100",
         "+ shop.Orders b (10.0.0.7:50051) added: UP, weight 100",

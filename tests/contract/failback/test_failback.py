@@ -1,5 +1,6 @@
 """Failback in both worlds, over a real gRPC server. The timer is moved by hand."""
 
+import asyncio
 import contextvars
 import threading
 
@@ -10,6 +11,7 @@ from scenarios.failback import ORDER, SCENARIOS
 from fixtures.failback_queues import FLAKY, in_world
 from fixtures.grpc_servers import METHOD, begin_scenario, requests_of
 from fixtures.waiting import WAIT_S, wait_until
+from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel.call import current_deadline, deadline_scope
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import (
@@ -98,6 +100,23 @@ def test_attempts_that_hang_do_not_delay_those_of_another_function(
     assert hanging.pending == 10
     end.set()
     assert world.do(hanging.flush, WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("world", "error"),
+    [(SyncWorld, SystemExit), (AioWorld, asyncio.CancelledError)],
+    ids=["sync", "aio"],
+    indirect=["world"],
+)
+def test_an_error_that_is_no_exception_gives_up_the_call(
+    world, error, new_failback, flaky, events, run_until_empty
+):
+    """grpc.aio raises CancelledError if the channel is closed during a call."""
+    failback = new_failback(retry_on=Exception)
+    world.do(failback.invoke, flaky(ConnectionError(), error()))
+    run_until_empty(failback)
+    assert isinstance(events[-1], FailbackGaveUp)
+    assert isinstance(events[-1].error, error)
 
 
 def test_the_queue_works_after_dead_letter_raised(

@@ -15,7 +15,7 @@ from fixtures.failback_queues import (
 )
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import FailbackClosed
-from rpcwheel.events import FailbackGaveUp, FailbackLost
+from rpcwheel.events import FailbackLost
 from rpcwheel.failback import FailbackPolicy, FailbackStats
 from rpcwheel.failback.aio import FailbackInvoker
 from rpcwheel.timer import AsyncWheelTimer, WheelTimer
@@ -78,17 +78,6 @@ async def test_a_plain_dead_letter_is_called_on_the_loop(aio_invoker, aio_run_un
     await failback.invoke(function)
     await aio_run_until_empty(failback)
     assert hook.threads == function.threads[:1]
-
-
-async def test_an_attempt_that_raises_cancelled_error_itself_gives_up_the_call(
-    aio_invoker, events, aio_run_until_empty
-):
-    """grpc.aio raises CancelledError if the channel is closed during a call."""
-    failback = aio_invoker(retry_on=Exception)
-    await failback.invoke(FlakyCoroutine(ConnectionError(), asyncio.CancelledError()))
-    await aio_run_until_empty(failback)
-    assert isinstance(events[-1], FailbackGaveUp)
-    assert isinstance(events[-1].error, asyncio.CancelledError)
 
 
 async def begin_to_hang(failback, timer):

@@ -73,14 +73,6 @@ def test_each_further_attempt_gets_the_message_as_it_was_when_the_call_was_queue
     assert seen == ["order", *["order and what this attempt wrote"] * 2]
 
 
-def test_system_exit_in_a_further_attempt_gives_up_the_call(invoker, events, run_until_empty):
-    failback = invoker()
-    failback.invoke(FlakyFunction(ConnectionError(), SystemExit(3)))
-    run_until_empty(failback)
-    assert isinstance(events[-1], FailbackGaveUp)
-    assert isinstance(events[-1].error, SystemExit)
-
-
 def test_an_awaitable_from_a_further_attempt_gives_up_the_call(invoker, events, run_until_empty):
     async def later():
         """Is closed without being awaited."""

@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.balanced_channels import instance
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY
-from fixtures.waiting import WAIT_S
+from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import AioWorld, SyncWorld, only_aio
 from rpcwheel import RetryPolicy
 from rpcwheel.call import CallPolicy
@@ -185,12 +185,17 @@ def first_message(channel, style, *, request=b"x", serializer=None, **options):
 def test_wrong_arguments_without_a_server_raise_as_with_grpc(world, style, dead, kind):
     def ends(kind):
         channel = open_channel(world, kind, dead)
-        return [outcome(world, first_message, channel, style, **row) for row in (RIGHT, *WRONG)]
+        rows = (RIGHT, *WRONG)
+        results = [outcome(world, first_message, channel, style, **row) for row in rows]
+        if kind in ("reconnecting", "balanced", "by name"):
+            assert wait_until(lambda: channel.calls == 0)
+        return results
 
     expected = ends("bare")
     assert expected[0] is grpc.StatusCode.UNAVAILABLE
     if world.name == "sync":
         assert expected[1:3] == [TypeError, ValueError]
+        assert expected[6] is grpc.StatusCode.INTERNAL
     else:
         assert expected[-1] is grpc.aio.UsageError
     assert ends(kind) == expected

@@ -459,7 +459,7 @@ def test_other_methods_have_no_limit_if_only_one_has(limited):
     assert is_refused(waiting)
 
 
-# The server's end, and several servers
+# The server's end
 
 
 def test_calls_that_wait_when_a_server_is_stopped_end_without_their_handlers(world, limited):
@@ -487,15 +487,6 @@ def test_calls_that_wait_run_while_a_server_is_stopped_gracefully(world, limited
     assert waiting.result() == b"later"
     stopping.join()
     assert wait_until(server.is_idle)
-
-
-def test_each_server_of_a_kit_has_a_limit_of_its_own(world, limited):
-    first = limited(**PATIENT)
-    second = limited(**PATIENT)
-    first.held(b"hold")
-    assert second.call(b"x").result() == b"x"
-    assert wait_until(second.is_idle)
-    assert first.status.running == 1
 
 
 # Events

@@ -292,7 +292,7 @@ def test_more_than_four_calls_without_a_limit_run_at_the_same_time(world, serve)
 # Its end
 
 
-def test_a_shutdown_refuses_the_calls_that_wait(limited):
+def test_a_shutdown_refuses_the_calls_that_wait_and_is_no_overload(limited, events):
     server = limited(**PATIENT)
     (held,) = server.held(b"hold")
     waiting = server.waiting(b"1", b"2")
@@ -308,6 +308,8 @@ def test_a_shutdown_refuses_the_calls_that_wait(limited):
     assert server.began == [b"hold"]
     assert server.is_idle()
     assert server.refused == {("critical", "closed"): 4}
+    assert server.status.problem == ""
+    assert not [event for event in events if "Overload" in type(event).__name__]
 
 
 @pytest.mark.parametrize(
@@ -325,13 +327,6 @@ def test_a_server_refuses_also_calls_without_a_limit_after_the_shutdown_of_its_e
         call = server.call(b"x", method=method, timeout=WAIT_S)
         assert call.error().code() is Code.UNAVAILABLE
         assert call.details() == "refused before its handler ran: the server is being stopped"
-
-
-def test_calls_that_wait_are_not_reported_as_an_overload_when_the_executor_ends(limited, events):
-    server = limited(**PATIENT)
-    server.pool.shutdown()
-    assert server.call(b"x").error().code() is Code.UNAVAILABLE
-    assert not [event for event in events if "Overload" in type(event).__name__]
 
 
 @contextlib.contextmanager

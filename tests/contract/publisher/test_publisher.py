@@ -1,7 +1,9 @@
 """A server is published while it serves, where clients reach it, and stops in order.
 
 Both worlds have the same publisher with another adapter of the server. What an adapter does is
-tested with `world`; what the publisher decides, with a server of `grpc`.
+tested with `world`; what the publisher decides, with a server of `grpc`. What only the adapter of
+grpc.aio has is tested with a server on the loop of the test: cancellation of tasks, and the signal
+handlers of the loop.
 """
 
 import asyncio
@@ -21,7 +23,7 @@ from grpc_health.v1 import health_pb2
 from fixtures.forks import holds_in_child
 from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.timers import run_threads
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import (
     CallbackFailed,
@@ -30,7 +32,7 @@ from rpcwheel.events import (
     add_sink,
     remove_sink,
 )
-from rpcwheel.publisher import Publisher
+from rpcwheel.publisher import Publisher, aio
 from rpcwheel.registry import Registry, RegistryPolicy, open_registry
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
@@ -194,16 +196,23 @@ def test_the_settings_of_an_instance_are_published(shop, memory, registry):
 
 
 def test_a_server_is_published_in_several_registries_and_those_of_the_user_stay_open(
-    shop, memory, registry
+    world, make_world_shop, publish, memory, registry
 ):
+    """A registry that the publisher opens has the API of the publisher's world."""
+    users = world.keep(world.do(world.api.open_registry, memory))
     other = f"{memory}-other"
     with open_registry(other) as looking:
-        with Publisher(shop.server, [registry, other], SERVICE, **QUICK) as published:
-            assert published.wait_published(WAIT_S)
-            assert ids(registry) == ids(looking) == [published.instances[0].id]
-            opened = published.registries[1]
+        published = publish(make_world_shop(), [users, other], SERVICE)
+        assert world.do(published.wait_published, WAIT_S)
+        assert ids(registry) == ids(looking) == [published.instances[0].id]
+        of_user, opened = published.registries
+        assert of_user is users
+        assert isinstance(opened, world.module("registry").Registry)
+        assert published.registrations[0] == users.registrations[0]
+        assert world.do(published.registrations[1].wait_published, WAIT_S)
+        world.do(published.stop)
         assert wait_until(lambda: ids(registry) == ids(looking) == [])
-    assert not registry.closed
+    assert not users.closed
     assert opened.closed
 
 
@@ -703,3 +712,69 @@ def test_wait_ends_after_a_signal_that_does_not_interrupt_the_main_thread(shop, 
     receiving.start()
     assert published.wait(WAIT_S)
     receiving.join()
+
+
+# grpc.aio only
+
+
+async def test_a_server_and_a_registry_of_the_sync_api_are_refused(
+    make_aio_shop, shop, memory, registry
+):
+    with pytest.raises(TypeError, match="registry must be"):
+        aio.Publisher(make_aio_shop().server, registry, SERVICE, port=1)
+    with pytest.raises(TypeError, match=r"there is rpcwheel\.Publisher"):
+        aio.Publisher(shop.server, memory, SERVICE, port=1)
+
+
+@pytest.mark.parametrize("ran_before", [False, True])
+async def test_a_canceled_start_is_undone(make_aio_shop, memory, ran_before, set_limit):
+    set_limit("publisher.shutdown.HURRIED_TIMEOUT_S", 0.01)
+    called, shop = asyncio.Event(), make_aio_shop()
+
+    class Hanging:
+        async def set(self, service, status):
+            called.set()
+            await asyncio.Event().wait()
+
+    port = shop.listen()
+    if ran_before:
+        await shop.server.start()
+    settings = QUICK | {"port": port, "health": Hanging()}
+    published = aio.Publisher(shop.server, memory, SERVICE, **settings)
+    starting = asyncio.create_task(published.start())
+    await asyncio.wait_for(called.wait(), WAIT_S)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert await published.wait(WAIT_S)
+    assert published.registrations == ()
+    if ran_before:
+        assert await asyncio.to_thread(ask, port) == b"a"
+    else:
+        assert await shop.server.wait_for_termination(WAIT_S) is False
+
+
+async def test_canceling_stop_does_not_cancel_the_shutdown(make_aio_shop, memory, events, timer):
+    async with aio.Publisher(
+        make_aio_shop().server, memory, SERVICE, timer=timer, **QUICK
+    ) as published:
+        stopping = asyncio.create_task(published.stop())
+        await aio_wait_until(lambda: steps(events))
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        await aio_wait_until(lambda: timer.advance(1.0) >= 0 and published.state == "closed")
+        await aio_wait_until(lambda: steps(events) == ALL)
+
+
+async def test_a_signal_handler_of_the_loop_is_refused(make_aio_shop, memory):
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, print)
+    published = aio.Publisher(make_aio_shop().server, memory, SERVICE, signals=True, **QUICK)
+    try:
+        with pytest.raises(ConfigurationError, match=r"SIGTERM has a handler of loop\.add_signal"):
+            await published.start()
+        assert published.state == "new"
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        await published.stop()

@@ -1,14 +1,12 @@
 """The pytest plugin, in runs of pytest that load it by its entry point."""
 
 import re
-import subprocess
-import sys
 from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
 
-from fixtures.waiting import WAIT_S
+from fixtures.programs import python
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "testing.md"
 
@@ -23,14 +21,7 @@ def run_pytest(tmp_path):
         (tmp_path / "pytest.ini").write_text(INI)
         for name, text in files.items():
             (tmp_path / f"{name}.py").write_text(text)
-        done = subprocess.run(
-            [sys.executable, "-W", "error", *(arguments or ("-m", "pytest", "-q"))],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=4 * WAIT_S,
-            check=False,
-        )
+        done = python(*(arguments or ("-m", "pytest", "-q")), cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

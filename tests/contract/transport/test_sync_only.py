@@ -1,8 +1,6 @@
 """What only a channel of `grpc` has: threads, callbacks on gRPC's thread, exits without `close`."""
 
 import gc
-import subprocess
-import sys
 import threading
 import weakref
 
@@ -11,8 +9,9 @@ import pytest
 
 from fixtures.exiting_process import STARTS_THREADS
 from fixtures.leaks import descriptors
+from fixtures.programs import run_program
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import wait_until
 from fixtures.ways import hanging_call
 from fixtures.worlds import only_sync
 from rpcwheel.transport import ReconnectingChannel
@@ -27,21 +26,6 @@ def channel(reconnecting):
 
 
 # Calls
-
-
-def test_a_request_that_cannot_be_serialized_fails_as_with_grpc(channel):
-    def refuse(_):
-        raise ValueError("no")
-
-    for call in (
-        lambda: channel.unary_unary(UNARY_UNARY, refuse)(b"x"),
-        lambda: channel.unary_unary(UNARY_UNARY, refuse).future(b"x"),
-        lambda: channel.unary_stream(UNARY_STREAM, refuse)(b"x"),
-    ):
-        with pytest.raises(grpc.RpcError) as caught:
-            call()
-        assert caught.value.code() is grpc.StatusCode.INTERNAL
-    assert channel.calls == 0
 
 
 def test_a_single_threaded_stream_is_counted_until_its_end(shop):
@@ -200,14 +184,7 @@ time.sleep(0.3)
         pytest.param(SUBSCRIBED_BY_THREADS, id="by threads", marks=STARTS_THREADS),
     ],
 )
-def test_a_program_exits_although_its_channels_were_not_closed(shop, pytestconfig, program):
+def test_a_program_exits_although_its_channels_were_not_closed(shop, program):
     """gRPC's polling thread is stopped at exit, and closing its channel waits for it."""
-    run = subprocess.run(
-        [sys.executable, "-c", f"{BEGIN}{program}print('end')", shop.target],
-        cwd=pytestconfig.rootpath,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=True,
-    )
-    assert (run.stdout, run.stderr) == ("end\n", "")
+    program = f"{BEGIN}{program}print('end')"
+    assert run_program(program, shop.target) == ("end\n", "")

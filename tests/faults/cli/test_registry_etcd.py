@@ -2,13 +2,16 @@
 
 import json
 import signal
+from functools import partial
 
+from fixtures.commands import command, ended
 from fixtures.engine_etcd import EtcdEngine
-from fixtures.registry_commands import ended, job
 from fixtures.waiting import wait_until
 from rpcwheel.registry import RegistryPolicy, open_registry
 
 ALONE = RegistryPolicy(snapshot=False)
+
+job = partial(command, "registry")
 
 
 def test_register_and_watch_report_data_loss_and_register_publishes_again() -> None:

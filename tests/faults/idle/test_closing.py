@@ -5,13 +5,14 @@ import random
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack, suppress
+from contextlib import closing, contextmanager, suppress
 
 import grpc
 import pytest
 from hyperframe.frame import HeadersFrame
 
-from fixtures.idle_worlds import ECHO, HOLD, echo, frozen_client
+from fixtures.idle_clients import frozen_client
+from fixtures.idle_server import IdleServer, echo, hold
 from fixtures.leaks import descriptors, opened_since
 from fixtures.ports import has_ipv6
 from fixtures.raw_http2 import raw_client
@@ -26,6 +27,14 @@ pytestmark = pytest.mark.skipif(not SUPPORTED, reason="sockets are found on Linu
 
 KINDS = (ConnectionIdle, ConnectionClosed)
 IDLE_TIMEOUT = 0.6
+
+
+@contextmanager
+def serve(world, timer=None, host="127.0.0.1", certificates=None, **settings):
+    """A server and its detector; `settings` are those of the policy."""
+    server = IdleServer(timer, world, workers=32, host=host, certificates=certificates)
+    with closing(server):
+        yield server, server.detect(**settings)
 
 
 def closed(events) -> set[str]:
@@ -60,25 +69,25 @@ def test_exactly_the_idle_connections_are_closed(world, count, transport, certif
         "host": "[::1]" if transport == "IPv6" else "127.0.0.1",
         "certificates": certificates if transport == "TLS" else None,
     }
-    with world.serve(**settings, idle_timeout=None) as served, ExitStack() as channels:
-        several = [channels.enter_context(served.client()) for _ in range(count)]
+    with serve(world, **settings, idle_timeout=None) as (server, detector):
+        several = [server.channel() for _ in range(count)]
         busy, idle = several[: count // 5], several[count // 5 :]
-        streams = [channel.unary_stream(HOLD)(b"") for channel in busy]
-        assert [next(stream) for stream in streams] == [b"open"] * len(busy)
-        kept, before = served.peers(), descriptors()
+        streams = [hold(channel) for channel in busy]
+        kept, before = server.peers(), descriptors()
         for channel in idle:
             echo(channel)
-        doomed = served.peers() - kept
+        doomed = server.peers() - kept
         assert len(doomed) == len(idle)
-        world.limit(served, IDLE_TIMEOUT)
-        assert wait_until(lambda: served.peers() == kept)
+        detector.change(idle_timeout=IDLE_TIMEOUT)
+        assert wait_until(lambda: server.peers() == kept)
         assert wait_until(lambda: len(closed_events(events)) == len(KINDS) * len(doomed))
         for _ in range(2):
-            assert world.check(served) == []
-        assert served.peers() == kept
+            assert server.check(detector) == []
+        assert server.peers() == kept
+        assert all(stream.is_active() for stream in streams)
         assert wait_until(lambda: descriptors() <= before)  # others may have been closed meanwhile
         found = closed_events(events)
-        world.limit(served, None)
+        detector.change(idle_timeout=None)
         assert [echo(channel, b"again") for channel in idle] == [b"again"] * len(idle)
     assert Counter((type(event), event.peer) for event in found) == Counter(
         (kind, peer) for kind in KINDS for peer in doomed
@@ -92,70 +101,71 @@ def closed_events(events) -> list:
 
 
 def test_connections_of_a_frozen_process_are_closed(world, events):
-    kinds = ("called", "Hold", "silent")
+    kinds = ("Echo", "Hold", "")
     with (
-        world.serve(idle_timeout=None, close_streams=True) as served,
-        frozen_client(served.target, *kinds),
+        serve(world, idle_timeout=None, close_streams=True) as (server, detector),
+        frozen_client(server, *kinds),
     ):
-        doomed = served.peers()
+        doomed = server.peers()
         assert len(doomed) == len(kinds)
-        world.limit(served, IDLE_TIMEOUT)
-        assert wait_until(lambda: not served.peers())
+        detector.change(idle_timeout=IDLE_TIMEOUT)
+        assert wait_until(lambda: not server.peers())
         assert wait_until(lambda: closed(events) == doomed)
-        assert wait_until(lambda: not world.connections(served))
+        assert wait_until(lambda: not world.do(detector.connections))
 
 
 def test_a_frozen_client_with_a_full_receive_buffer_is_disconnected(world):
     """The status of its stream cannot be sent."""
     with (
-        world.serve(idle_timeout=None, close_streams=True) as served,
-        frozen_client(served.target, "Flood"),
+        serve(world, idle_timeout=None, close_streams=True) as (server, detector),
+        frozen_client(server, "Flood"),
     ):
-        assert served.peers()
-        world.limit(served, IDLE_TIMEOUT)
-        assert wait_until(lambda: not served.peers())
+        assert server.peers()
+        detector.change(idle_timeout=IDLE_TIMEOUT)
+        assert wait_until(lambda: not server.peers())
 
 
 def test_a_connection_with_requests_that_never_arrive_is_closed(world, events):
     limits = {"idle_timeout": IDLE_TIMEOUT, "request_timeout": IDLE_TIMEOUT}
-    with world.serve(**limits) as served, raw_client(served.target) as client:
+    with serve(world, **limits) as (server, _), raw_client(server.target) as client:
         for number in range(4):
-            client.send(headers_of_a_call(ECHO, stream=2 * number + 1))  # and nothing more
-        assert wait_until(lambda: not served.peers())
+            headers = headers_of_a_call("/test.Idle/Echo", stream=2 * number + 1)
+            client.send(headers)  # and nothing more
+        assert wait_until(lambda: not server.peers())
         assert wait_until(lambda: len(closed(events)) == 1)
-        assert echo(served.client()) == b"x"
+        assert echo(server.channel()) == b"x"
 
 
 def test_a_call_is_in_flight_until_its_client_has_read_the_response(world):
     with (
         ManualTimer() as timer,
-        world.serve(idle_timeout=30, timer=timer) as served,
-        frozen_client(served.target, "big"),
+        serve(world, idle_timeout=30, timer=timer) as (server, detector),
+        frozen_client(server, "Big"),
     ):
-        kept = served.peers()
-        assert wait_until(lambda: [one.messages_out for one in world.connections(served)] == [1])
+        kept = server.peers()
+        assert wait_until(lambda: server.connection().messages_out == 1)
         timer.advance(31)
-        assert world.check(served) == []
-        assert [one.calls_in_flight for one in world.connections(served)] == [1]
-        assert served.peers() == kept
+        assert server.check(detector) == []
+        assert server.connection().calls_in_flight == 1
+        assert server.peers() == kept
 
 
 def test_many_connections_that_come_and_go_leave_nothing(world):
-    with world.serve(idle_timeout=0.5) as served, served.client() as channel:
+    with serve(world, idle_timeout=0.5) as (server, detector), server.channel() as channel:
         echo(channel)
-        assert wait_until(lambda: not served.peers())  # what gRPC opens once, it has opened
+        assert wait_until(lambda: not server.peers())  # what gRPC opens once, it has opened
         before = descriptors()
         for number in range(150):
-            with served.raw() as client:
+            with server.raw() as client:
                 if number % 4 == 0:
                     client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
             if number % 30 == 0:
-                with served.client() as once:
+                with server.channel() as once:
                     echo(once)
-                world.check(served)
-        assert wait_until(lambda: not served.peers())
-        assert wait_until(lambda: not world.check(served))
-        assert wait_until(lambda: not world.connections(served))
+                server.check(detector)
+        assert wait_until(lambda: not server.peers())
+        assert wait_until(lambda: not server.check(detector))
+        assert wait_until(lambda: not world.do(detector.connections))
         assert wait_until(lambda: not leaked(before)), leaked(before)
 
 
@@ -174,9 +184,9 @@ def test_no_call_of_a_recently_active_client_fails(world, events):
     idle_timeout = 0.4
     failed, gaps = [], []
 
-    def use(served, seed: int) -> None:
+    def use(seed: int) -> None:
         rng = random.Random(seed)
-        with served.client(enable_retries=0) as channel:
+        with server.channel() as channel:
             before = last = time.monotonic()
             for _ in range(5):
                 began = time.monotonic()
@@ -188,8 +198,8 @@ def test_no_call_of_a_recently_active_client_fails(world, events):
                 before, last = began, time.monotonic()
                 time.sleep(rng.uniform(0.1, 0.7))
 
-    with world.serve(idle_timeout=idle_timeout) as served:
-        run_threads(*(lambda seed=seed: use(served, seed) for seed in range(16)))
+    with serve(world, idle_timeout=idle_timeout) as (server, _):
+        run_threads(*(lambda seed=seed: use(seed) for seed in range(16)))
     assert [one for one in failed if one[0] < idle_timeout] == []
     assert {code for _, code, _ in failed} <= {grpc.StatusCode.UNAVAILABLE}
     assert wait_until(lambda: closed(events))
@@ -207,28 +217,32 @@ def test_checks_changes_and_close_can_run_at_the_same_time(world):
         return run
 
     def settings() -> None:
-        served.detector.change(idle_timeout=random.choice([0.05, 0.2, 5, None]))
-        served.detector.change(close_streams=random.random() < 0.5, action="shutdown")
+        detector.change(idle_timeout=random.choice([0.05, 0.2, 5, None]))
+        detector.change(close_streams=random.random() < 0.5, action="shutdown")
 
     def use() -> None:
-        with served.client() as channel, suppress(grpc.RpcError):  # the limits are that short
+        with server.channel() as channel, suppress(grpc.RpcError):  # the limits are that short
             for _ in range(3):
                 echo(channel, wait_for_ready=True)
 
     def end() -> None:
         time.sleep(0.5)
         for _ in range(3):
-            served.detector.close()
-        assert world.check(served) == []
+            detector.close()
+        assert server.check(detector) == []
         over.set()
 
-    with WheelTimer() as timer, world.serve(idle_timeout=0.1, timer=timer) as served, served.raw():
-        look = again(lambda: world.check(served))
-        show = again(lambda: repr((world.connections(served), served.detector)))
+    with (
+        WheelTimer() as timer,
+        serve(world, idle_timeout=0.1, timer=timer) as (server, detector),
+        server.raw(),
+    ):
+        look = again(lambda: server.check(detector))
+        show = again(lambda: repr((world.do(detector.connections), detector)))
         run_threads(look, look, again(settings), show, again(use), again(use), end, end)
-        assert served.detector.closed
+        assert detector.closed
         assert timer.pending == 0
-        with served.raw():
-            assert wait_until(served.peers)
-            assert world.check(served) == []
-            assert served.peers()
+        with server.raw():
+            assert wait_until(server.peers)
+            assert server.check(detector) == []
+            assert server.peers()

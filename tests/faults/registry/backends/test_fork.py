@@ -17,6 +17,7 @@ from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_redis import RedisEngine
 from fixtures.engine_watchers import in_the_end, instance
 from fixtures.engine_zookeeper import ZookeeperEngine
+from fixtures.programs import run_program
 from fixtures.waiting import WAIT_S
 
 TESTS = Path(__file__).parents[3]
@@ -75,17 +76,10 @@ backend.close()
 
 
 @pytest.mark.parametrize("kind", [EtcdEngine, RedisEngine, ZookeeperEngine])
-def test_a_forked_child_leaves_its_parent_the_lease_and_the_watches(kind):
+def test_a_forked_child_leaves_its_parent_the_lease_and_the_watches(kind, monkeypatch):
+    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
     with kind() as engine:
-        ran = subprocess.run(
-            [sys.executable, "-P", "-c", PROGRAM, engine.url()],
-            env={**os.environ, "PYTHONPATH": PYTHONPATH, "GRPC_ENABLE_FORK_SUPPORT": "0"},
-            capture_output=True,
-            text=True,
-            timeout=3 * WAIT_S,
-            check=False,
-        )
-    assert ran.returncode == 0, ran.stderr
+        run_program(PROGRAM, engine.url())
 
 
 CHILDREN = 20
