@@ -13,7 +13,8 @@ from rpcwheel.admission import BreakerPolicy
 from rpcwheel.admission.breaker import Breaker, Transition
 
 MS = 1_000_000
-OK, FAILURE, OTHER, CANCELED, NO_STATUS = "OK", "UNAVAILABLE", "NOT_FOUND", "CANCELLED", ""
+OK, LOST, BROKEN, OTHER = "OK", "UNAVAILABLE", "INTERNAL", "NOT_FOUND"
+CANCELED, NO_STATUS = "CANCELLED", ""
 
 
 class Reference:
@@ -22,20 +23,22 @@ class Reference:
     def __init__(self, policy, random):
         self.policy, self.random, self.openings = policy, random, 0
         self.losses = []
-        self.become("closed")
+        self.last_failure = ""
+        self.become("closed", "")
 
-    def become(self, state):
-        self.state, self.outcomes, self.running, self.since = state, [], [], None
+    def become(self, state, reason):
+        self.state, self.reason = state, reason
+        self.outcomes, self.running, self.since = [], [], None
         if state in {"closed", "forced_open", "disabled"}:
             self.until = None
         if state == "closed":
             self.openings, self.has_worked = 0, True
             self.half_open_timeout = (self.policy.half_open_timeout or 0) * 1000
 
-    def open(self, now):
+    def open(self, now, reason):
         """Open for a time that grows; the outcomes are kept."""
         outcomes = self.outcomes
-        self.become("open")
+        self.become("open", reason)
         self.outcomes = outcomes
         self.stay_open(now)
 
@@ -47,7 +50,7 @@ class Reference:
         self.until = now + longest * 1000 * (1 - 0.1 * self.random)
 
     def half_open(self, now):
-        self.become("half_open")
+        self.become("half_open", "the open duration is over")
         self.until = None
 
     def enter(self, now, attempt):
@@ -69,7 +72,12 @@ class Reference:
         if self.since is None:
             self.since = now
         elif timeout and now - self.since >= timeout:
-            self.open(now)
+            self.open(now, "its calls have not ended in time")
+
+    def fork(self):
+        """Go on in a forked child, where running attempts are copies."""
+        if self.state == "half_open":
+            self.running = []
 
     def was_lost_with_another(self, now, duration):
         """Whether it began before the first loss after which nothing has worked, and ends soon."""
@@ -83,30 +91,39 @@ class Reference:
         if code == OK and 2 * duration > self.half_open_timeout > 0:
             self.half_open_timeout = min(2 * duration, self.policy.half_open_timeout * 10_000)
 
-    def end(self, now, attempt, code, duration):
-        self.adapt_timeout(code, duration)
+    def end(self, now, attempt, code, duration, is_stream):
+        if not is_stream:
+            self.adapt_timeout(code, duration)
         if attempt not in self.running:
             return  # it began in an earlier state
         self.running.remove(attempt)
         self.since = None
+        failed = code in {LOST, BROKEN}
+        self.last_failure = code if failed else self.last_failure
         if self.state == "disabled" or code in {CANCELED, NO_STATUS}:
             return
-        if self.state == "closed" and code == FAILURE:
-            if self.was_lost_with_another(now, duration):
+        if self.state == "closed" and failed:
+            if code == LOST and self.was_lost_with_another(now, duration):
                 return
         elif self.state == "closed" and (not self.losses or now - duration >= self.losses[0]):
             self.has_worked = True
         limit = self.policy.slow_call
-        slow = limit is not None and duration > limit * 1000
-        self.outcomes.append((now, code == FAILURE, slow))
+        slow = limit is not None and duration > limit * 1000 and not is_stream
+        self.outcomes.append((now, failed, slow))
+        self.decide(now)
+
+    def decide(self, now):
         calls, failures, slow = self.counts(now)
+        reason = f"{failures} of {calls} calls failed"
+        reason += f": {self.last_failure}" if failures else ""
+        reason += f", {slow} were slow" if slow else ""
         if self.state == "closed":
             if calls >= self.policy.minimum_calls and self.exceeds(failures, slow, calls):
-                self.open(now)
+                self.open(now, reason)
         elif (calls == 1 and failures) or self.exceeds(failures, slow, self.policy.half_open_calls):
-            self.open(now)
+            self.open(now, reason)
         elif calls == self.policy.half_open_calls:
-            self.become("closed")
+            self.become("closed", reason)
 
     def exceeds(self, failures, slow, calls):
         policy = self.policy
@@ -144,8 +161,10 @@ def policies(draw):
     return BreakerPolicy(**settings_)
 
 
-CODES = st.sampled_from([OK, OK, OK, FAILURE, FAILURE, OTHER, CANCELED, NO_STATUS])
+CODES = st.sampled_from([OK, OK, LOST, LOST, BROKEN, BROKEN, OTHER, CANCELED, NO_STATUS])
 DURATIONS = st.sampled_from([0, 99, 100, 101, 5000])
+ENDS = st.tuples(CODES, DURATIONS, st.booleans())
+"""The status of an attempt, how long it has taken, and whether it is a stream."""
 
 
 class AnyAttempts(RuleBasedStateMachine):
@@ -166,7 +185,7 @@ class AnyAttempts(RuleBasedStateMachine):
             return
         assert isinstance(transition, Transition)
         assert (transition.before.value, transition.after.value) == (before, after)
-        assert transition.reason
+        assert transition.reason == self.reference.reason
         if after == "open":
             assert transition.open_for_ns == self.breaker.half_open_at_ns - self.now * MS
         else:
@@ -181,67 +200,91 @@ class AnyAttempts(RuleBasedStateMachine):
         self.check(before, transition)
         return None if token is None else (self.begun, token)
 
-    def end(self, attempt, code, duration):
+    def end(self, attempt, code, duration, is_stream):
         number, token = attempt
         before = self.reference.state
-        transition = self.breaker.ended(token, code, duration * MS, self.now * MS)
+        transition = self.breaker.ended(
+            token, code, duration * MS, self.now * MS, is_stream=is_stream
+        )
         was_counted = number in self.reference.running and code not in {CANCELED, NO_STATUS}
-        self.reference.end(self.now, number, code, duration)
+        self.reference.end(self.now, number, code, duration, is_stream)
         self.check(before, transition)
         if was_counted and before == self.reference.state != "disabled":
             window = self.breaker.window
             counts = window.calls, window.failures, window.slow
             assert counts == self.reference.counts(self.now)
 
-    @rule()
-    def begin(self):
-        if attempt := self.enter():
-            self.running.append(attempt)
+    @rule(count=st.integers(1, 4))
+    def begin(self, count):
+        self.running += filter(None, [self.enter() for _ in range(count)])
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), code=CODES, duration=DURATIONS)
-    def end_one(self, data, code, duration):
-        index = data.draw(st.integers(0, len(self.running) - 1))
-        self.end(self.running.pop(index), code, duration)
+    @rule(number=st.integers(0, 9), end=ENDS)
+    def end_one(self, number, end):
+        self.end(self.running.pop(number % len(self.running)), *end)
 
-    @rule(number=st.integers(1, 12), code=CODES, duration=DURATIONS)
-    def run(self, number, code, duration):
-        """Run attempts one after the other."""
-        for _ in range(number):
-            if attempt := self.enter():
-                self.end(attempt, code, duration)
+    @rule(
+        by_hand=st.sampled_from([None] * 12 + ["forced_open", "disabled", "closed"]),
+        healthy=st.sampled_from([True, True, False]),
+        ends=st.lists(ENDS, min_size=1, max_size=3),
+        times=st.integers(1, 8),
+        milliseconds=st.sampled_from([0, 0, 9, 10, 100]),
+    )
+    def run(self, by_hand, healthy, ends, times, milliseconds):
+        """Run attempts one after the other, until one is refused, in a state that allows some."""
+        if by_hand is not None:
+            self.set_by_hand(by_hand)
+        elif self.reference.state == "open":
+            self.end_open(healthy)
+        elif self.reference.state in {"forced_open", "disabled"}:
+            self.set_by_hand("closed")
+        for end in ends * times:
+            attempt = self.enter()
+            if attempt is None:
+                return
+            self.pass_time(milliseconds)
+            self.end(attempt, *end)
 
     @rule(milliseconds=st.sampled_from([1, 9, 10, 49, 100, 1000, 60_000]))
     def pass_time(self, milliseconds):
         self.now += milliseconds
 
-    @rule()
-    def end_open(self):
-        before = self.reference.state
-        if before == "open":
-            self.reference.half_open(self.now)
-        self.check(before, self.breaker.half_open(self.now * MS))
-
-    @rule()
-    def fail_health_check(self):
-        open_for_ns = self.breaker.stay_open(self.now * MS)
-        if self.reference.state == "open":
+    @precondition(lambda self: self.reference.state == "open")
+    @rule(healthy=st.booleans())
+    def end_open(self, healthy):
+        """Become HALF_OPEN, perhaps after health checks that fail."""
+        if not healthy:
+            open_for_ns = self.breaker.stay_open(self.now * MS)
             self.reference.stay_open(self.now)
             assert open_for_ns == self.breaker.half_open_at_ns - self.now * MS
-        else:
-            assert open_for_ns is None
+        self.reference.half_open(self.now)
+        self.check("open", self.breaker.half_open(self.now * MS))
 
-    @rule(
-        state=st.sampled_from(["forced_open", "disabled", *["closed"] * 4]),
-        is_set=st.sampled_from([True] + [False] * 9),
-    )
-    def set_by_hand(self, state, is_set):
-        """Set a state, seldom unless the breaker is in one that ends by hand only."""
+    @precondition(lambda self: self.reference.state == "open")
+    @rule(milliseconds=st.sampled_from([2999, 3000]))
+    def lose_timer(self, milliseconds):
+        """The time in OPEN ends late."""
+        self.now = max(self.now, round(self.reference.until) + milliseconds)
+        self.begin(1)
+
+    @precondition(lambda self: self.reference.state == "half_open")
+    @rule(milliseconds=st.sampled_from([49, 50, 1000, 10_000]))
+    def wait_for_running(self, milliseconds):
+        """Attempts are refused because others run."""
+        self.begin(6)
+        self.pass_time(milliseconds)
+        self.begin(1)
+
+    @precondition(lambda self: self.reference.state == "half_open")
+    @rule()
+    def fork(self):
+        self.breaker.forget_running()
+        self.reference.fork()
+
+    def set_by_hand(self, state):
         before = self.reference.state
-        if not is_set and before not in {"forced_open", "disabled"}:
-            return
         if before != state or state == "closed":
-            self.reference.become(state)
+            self.reference.become(state, "by hand")
         act = {
             "forced_open": self.breaker.force_open,
             "disabled": self.breaker.disable,
@@ -254,10 +297,12 @@ class AnyAttempts(RuleBasedStateMachine):
         breaker, reference = self.breaker, self.reference
         assert breaker.state.value == reference.state
         assert breaker.half_open_at_ns == (reference.until and round(reference.until * MS))
+        if reference.state != "open":
+            assert breaker.half_open(self.now * MS) is breaker.stay_open(self.now * MS) is None
 
 
 TestAnyAttempts = AnyAttempts.TestCase
 TestAnyAttempts.settings = settings(
     max_examples=settings.default.max_examples // (3 if settings.default.derandomize else 1),
-    stateful_step_count=130,
+    stateful_step_count=60,
 )

@@ -18,8 +18,6 @@ from fixtures.subchannel_pools import (
     at,
 )
 from rpcwheel.balancer import Picker, RingHash, RoundRobin, subchannels
-from rpcwheel.balancer.policy import OutlierEjectionPolicy
-from rpcwheel.events import SubchannelHealthy, SubchannelUnhealthy
 
 
 class First(Picker):
@@ -428,26 +426,6 @@ def test_ring_hash_and_none_use_all_instances(make_pool):
 # Health
 
 
-def test_an_unhealthy_subchannel_gets_calls_only_if_no_healthy_one_is_ready(pool, events):
-    pool.update([at(1), at(2)])
-    pool.all_ready()
-    one = pool.subchannel(1)
-    pool.checker.mark_unhealthy(one, "its heartbeats are missed")
-    pool.checker.mark_unhealthy(one, "again")
-    assert (one.healthy, one.unhealthy_reason) == (False, "its heartbeats are missed")
-    assert (pool.picked(), pool.checks) == ({2}, [(1, None)])
-    pool.set_states(p2=FAILING)
-    assert pool.picked() == {1}
-    pool.clock.pass_(2.5)
-    pool.checker.mark_healthy(one)
-    pool.checker.mark_healthy(one)
-    assert (one.healthy, one.unhealthy_reason, pool.checks) == (True, "", [])
-    assert events == [
-        SubchannelUnhealthy("shop.Orders", "10.0.0.7:1", "its heartbeats are missed"),
-        SubchannelHealthy("shop.Orders", "10.0.0.7:1", 2.5),
-    ]
-
-
 def test_an_unhealthy_subchannel_published_by_another_process_is_checked_now(pool):
     pool.update([at(1, epoch="a"), at(2, epoch="a")])
     one = pool.subchannel(1)
@@ -480,40 +458,11 @@ def fail(pool, port, times=1, code="UNAVAILABLE"):
         pool.checker.failed(pool.subchannel(port), code)
 
 
-def ready_pool(make_pool, count=4, **outlier):
-    pool = make_pool(outlier_ejection=OutlierEjectionPolicy(**outlier))
+def ready_pool(make_pool, count=4):
+    pool = make_pool()
     pool.update([at(port) for port in range(1, count + 1)])
     pool.all_ready()
     return pool
-
-
-@pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED"])
-def test_failures_in_a_row_eject_a_server(make_pool, events, code):
-    pool = ready_pool(make_pool)
-    fail(pool, 1, 4, code)
-    assert pool.picked() == {1, 2, 3, 4}
-    fail(pool, 1, 1, code)
-    one = pool.subchannel(1)
-    assert (pool.picked(), one.healthy, one.ejected) == ({2, 3, 4}, False, True)
-    assert events == [SubchannelUnhealthy("shop.Orders", one.id, f"5 calls failed: {code}")]
-    pool.checker.mark_healthy(one)
-    fail(pool, 1, 4, code)  # those before the ejection do not count
-    assert one.healthy
-
-
-def test_an_answer_between_failures_keeps_a_server(make_pool):
-    pool = ready_pool(make_pool)
-    for answer in ("NOT_FOUND", "INTERNAL"):
-        fail(pool, 1, 4)
-        fail(pool, 1, 1, answer)
-    fail(pool, 1, 4)
-    pool.subchannel(1).succeeded()
-    fail(pool, 1, 4)
-    for undecided in ("CANCELLED", ""):
-        fail(pool, 1, 9, undecided)
-    assert pool.subchannel(1).healthy
-    fail(pool, 1)
-    assert not pool.subchannel(1).healthy
 
 
 def test_failures_of_a_lost_connection_do_not_count(make_pool):
@@ -522,26 +471,6 @@ def test_failures_of_a_lost_connection_do_not_count(make_pool):
     fail(pool, 1, 9)
     assert pool.subchannel(1).healthy
     assert pool.picked() == {2, 3, 4}
-
-
-def test_a_share_of_failures_within_an_interval_ejects_a_server(make_pool, events, clock):
-    settings = {"consecutive_failures": None, "failure_percentage": 50, "min_calls": 10}
-    pool = ready_pool(make_pool, **settings)
-    one = pool.subchannel(1)
-    for _ in range(5):
-        fail(pool, 1)
-        one.succeeded()
-    clock.pass_(10)  # a new interval
-    for _ in range(4):
-        fail(pool, 1)
-        one.succeeded()
-    fail(pool, 1)
-    assert one.healthy  # 5 of 9
-    one.succeeded()
-    one.succeeded()
-    fail(pool, 1)
-    assert not one.healthy
-    assert events[0].reason == "6 of 12 calls failed: UNAVAILABLE"
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
@@ -561,19 +490,6 @@ def test_failures_that_all_servers_have_eject_none(make_pool, clock, share, coun
     assert pool.subchannel(1).ejected
 
 
-@pytest.mark.parametrize(("other", "is_ejected"), [("FSSSS", True), ("FFSSS", False)])
-def test_a_share_of_failures_ejects_if_it_is_twice_that_of_the_others(make_pool, other, is_ejected):
-    pool = ready_pool(make_pool, 2, consecutive_failures=None, failure_percentage=50)
-    for _ in range(20):
-        for port, calls in ((2, other), (1, "FFFSS")):
-            for call in calls:
-                if call == "F":
-                    fail(pool, port)
-                else:
-                    pool.subchannel(port).succeeded()
-    assert pool.subchannel(1).ejected is is_ejected
-
-
 def test_an_outage_of_all_servers_ejects_none_though_one_gets_most_calls(make_pool):
     pool = ready_pool(make_pool, 4)
     for port in (1, 2, 3, 4):
@@ -583,25 +499,6 @@ def test_an_outage_of_all_servers_ejects_none_though_one_gets_most_calls(make_po
             fail(pool, port)
         fail(pool, 1, 4)
     assert not any(one.ejected for one in pool.subchannels)
-
-
-def test_two_of_three_servers_that_fail_at_the_same_time_are_outliers(make_pool):
-    pool = ready_pool(make_pool, 3, max_ejection_percent=70)
-    for _ in range(5):
-        fail(pool, 1)
-        fail(pool, 2)
-        pool.subchannel(3).succeeded()
-    assert [one.ejected for one in pool.subchannels] == [True, True, False]
-
-
-def test_half_of_the_servers_are_ejected_if_more_fail_at_the_same_time(make_pool):
-    pool = ready_pool(make_pool, 10)
-    for _ in range(20):
-        for port in range(1, 7):
-            fail(pool, port)
-        for port in range(7, 11):
-            pool.subchannel(port).succeeded()
-    assert sum(one.ejected for one in pool.subchannels) == 5
 
 
 def test_a_server_is_not_compared_with_those_that_get_no_calls(make_pool):
@@ -617,39 +514,6 @@ def test_a_server_is_not_compared_with_those_that_get_no_calls(make_pool):
             if not number % 10:
                 pool.subchannel(port).succeeded()
     assert not any(one.ejected for one in pool.subchannels)
-
-
-def test_no_more_than_the_stated_share_of_servers_is_ejected(make_pool):
-    pool = ready_pool(make_pool, count=5, consecutive_failures=1)
-    for port in range(1, 6):
-        fail(pool, port)
-    assert [one.ejected for one in pool.subchannels] == [True, True, False, False, False]
-    alone = ready_pool(make_pool, count=1, consecutive_failures=1)
-    fail(alone, 1, 9)
-    assert alone.subchannel(1).healthy
-    all_may = ready_pool(make_pool, count=1, consecutive_failures=1, max_ejection_percent=100)
-    fail(all_may, 1)
-    assert (all_may.subchannel(1).healthy, all_may.picked()) == (False, {1})
-
-
-def test_the_ejection_time_grows_with_each_ejection_up_to_its_maximum(make_pool, clock):
-    settings = {"consecutive_failures": 1, "base_ejection_time": 10, "max_ejection_time": 25}
-    pool = ready_pool(make_pool, **settings)
-    delays = []
-    for pause in (1, 1, 1, 30, 0):
-        fail(pool, 1)
-        delays.append(pool.checks[-1][1])
-        pool.checker.mark_healthy(pool.subchannel(1))
-        clock.pass_(pause)
-    assert delays == [10, 20, 25, 25, 10]
-
-
-def test_outlier_ejection_can_be_turned_off(make_pool):
-    pool = make_pool(outlier_ejection=None)
-    pool.update([at(1), at(2)])
-    pool.all_ready()
-    fail(pool, 1, 100)
-    assert pool.subchannel(1).healthy
 
 
 # The load of a subchannel
@@ -682,47 +546,15 @@ def test_the_load_is_a_number_whatever_counts_are_lost(make_pool):
 # Self-preservation
 
 
-@pytest.fixture
-def ten(make_pool):
-    """A pool with ten READY subchannels of a registry that lists them."""
+def test_a_check_that_ends_after_close_makes_no_subchannels(make_pool, clock):
     pool = make_pool()
     pool.preservation.grace_ns = 10 * SECOND
-    pool.update([at(port) for port in range(1, 11)])
-    pool.all_ready()
-    return pool
-
-
-def stale_ports(pool):
-    return [one.instance.port for one in pool.subchannels if one.stale]
-
-
-def test_stale_servers_are_removed_after_the_grace_when_they_are_half_of_all(ten, clock):
-    ten.update([at(port) for port in range(1, 6)], expired={f"10.0.0.7:{n}" for n in range(6, 11)})
-    assert stale_ports(ten) == [10, 6, 7, 8, 9]
+    pool.update([at(1), at(2)])
+    pool.update([at(1)], expired={"10.0.0.7:2"})
     clock.pass_(10)
-    assert ten.expire_stale()
-    assert ten.picked() == {*range(1, 6)}
-
-
-def test_a_check_that_ends_after_close_makes_no_subchannels(ten, clock):
-    ten.update([at(port) for port in range(1, 6)], expired={f"10.0.0.7:{n}" for n in range(6, 11)})
-    clock.pass_(10)
-    ten.close_all()
-    assert not ten.expire_stale()
-    assert ten.subchannels == ()
-
-
-def test_servers_that_the_registry_lost_are_called_as_long_as_most_are_lost(ten, clock, events):
-    expired = {f"10.0.0.7:{port}" for port in range(2, 10)}
-    ten.update([at(10, status="DRAINING"), at(1), *(at(port) for port in range(2, 10))])
-    ten.update([at(1)], expired=expired | {"10.0.0.7:10"})
-    assert (ten.drained, len(events)) == ([10], 1)
-    clock.pass_(600)
-    ten.expire_stale()
-    assert ten.picked() == {*range(1, 10)}
-    for port in range(2, 10):
-        ten.remove_stale(ten.subchannel(port))
-    assert ten.picked() == {1}
+    pool.close_all()
+    assert not pool.expire_stale()
+    assert pool.subchannels == ()
 
 
 def test_stale_subchannels_count_for_the_subset(make_pool):

@@ -3,9 +3,9 @@
 import time
 from types import SimpleNamespace
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fixtures.subchannel_pools import (
     CALL,
@@ -17,6 +17,7 @@ from fixtures.subchannel_pools import (
     Clock,
     FakeConnection,
     FakePool,
+    at,
 )
 from rpcwheel.balancer import (
     LeastRequest,
@@ -24,10 +25,12 @@ from rpcwheel.balancer import (
     RoundRobin,
     WeightedRandom,
     WeightedRoundRobin,
+    health,
     subchannel,
     subchannels,
 )
-from rpcwheel.events import emit
+from rpcwheel.balancer.policy import OutlierEjectionPolicy
+from rpcwheel.events import SubchannelHealthy, SubchannelUnhealthy, emit
 from rpcwheel.instance import ServiceInstance
 
 INSTANCES = st.builds(
@@ -53,14 +56,68 @@ def place(instance):
 NUMBERS = st.integers(0, 9)
 GRACE_S = 10
 
+OUTLIER_POLICIES = st.builds(
+    OutlierEjectionPolicy,
+    consecutive_failures=st.sampled_from([None, None, 1, 3, 5]),
+    failure_percentage=st.sampled_from([50, 75, None]),
+    min_calls=st.sampled_from([4, 10]),
+    interval=st.sampled_from([5, 30]),
+    max_ejection_time=st.sampled_from([25, 300]),
+    max_ejection_percent=st.sampled_from([100, 70, 50, 20]),
+)
+STATUSES = {
+    "F": "UNAVAILABLE",
+    "D": "DEADLINE_EXCEEDED",
+    "A": "NOT_FOUND",
+    "C": "CANCELLED",
+    "S": "OK",
+}
+CALLS = st.sampled_from(["", "S", "S", "SSSS", "F", "D", "FCF", "FFA", "FFFS", "FSSSS"])
+"""Calls of a subchannel, which are repeated; a letter is the status of a call."""
+ROUNDS = st.tuples(
+    st.sampled_from([True, True, False]),
+    st.lists(CALLS, min_size=6, max_size=6),
+    st.integers(2, 12),
+    st.sampled_from([0, 1, 3]),
+)
+"""The arguments of `Pool.run_calls`."""
+
+
+class Calls:
+    """What the calls of a subchannel have shown since it last became healthy."""
+
+    def __init__(self, recovered_ns=0, ejections=0):
+        self.failed, self.interval, self.interval_ns = [], [], recovered_ns
+        self.recovered_ns, self.ejections = recovered_ns, ejections
+        self.reason, self.unhealthy_ns, self.ejected = "", None, False
+
+    def end(self, failed):
+        self.failed.append(failed)
+        self.interval.append(failed)
+
+    @property
+    def failures_in_a_row(self):
+        return [*reversed(self.failed), False].index(False)
+
+    @property
+    def share_of_failures(self):
+        """An average of about the last 16 calls; more after several failures in a row."""
+        share = 0.0
+        for failed in self.failed:
+            share += (failed - share) / 16
+            if share < 0.001:
+                share = 0.0
+        return max(share, self.failures_in_a_row / (self.failures_in_a_row + 2))
+
 
 class Pool(RuleBasedStateMachine):
     @initialize(
         picker=st.sampled_from(PICKERS),
         zone=st.sampled_from(["", "near"]),
         slow_start=st.sampled_from([None, 10]),
-        self_preservation=st.sampled_from([True, True, True, False]),
-        of_registry=st.sampled_from([True, True, False]),
+        self_preservation=st.sampled_from([True] * 5 + [False]),
+        outlier_ejection=st.none() | OUTLIER_POLICIES | OUTLIER_POLICIES,
+        of_registry=st.sampled_from([True] * 4 + [False]),
         instances=st.lists(INSTANCES, min_size=3, max_size=6),
     )
     def begin(self, picker, of_registry, instances, **policy):
@@ -69,42 +126,47 @@ class Pool(RuleBasedStateMachine):
             monotonic_ns=lambda: self.clock.now_ns, time=lambda: self.clock.now_ns / 1e9
         )
         subchannels.time = subchannel.time = clock
-        self.pool = FakePool(self.clock, picker(), None, outlier_ejection=3, **policy)
+        self.pool = FakePool(self.clock, picker(), None, **policy)
         self.events = []
-        subchannels.emit = self.events.append
+        subchannels.emit = health.emit = self.events.append
         self.pool.preservation.grace_ns = GRACE_S * SECOND if of_registry else None
-        self.published, self.unhealthy, self.removed = {}, set(), []
+        self.published, self.calls, self.removed = {}, {}, []
         self.stale, self.changed_ns = set(), 0
         self.lost = {}  # by id: when, and the instance
         self.update(instances)
 
     def teardown(self):
         subchannels.time = subchannel.time = time
-        subchannels.emit = emit
+        subchannels.emit = health.emit = emit
 
     def any_of(self, number):
-        known = self.pool.subchannels
-        return known[number % len(known)] if known else None
+        return self.pool.subchannels[number % len(self.pool.subchannels)]
 
-    @rule(left=st.sets(st.integers(0, 5)), withdrawn=st.sets(st.integers(0, 5)))
-    def lose_instances(self, left, withdrawn):
-        """Instances leave: they withdraw, or the registry loses them."""
+    @rule(
+        lost=st.sampled_from([{0}, {0, 1}, {0, 1, 2}]) | st.sets(st.integers(0, 5)),
+        withdrawn=st.sets(st.integers(0, 5), max_size=1),
+        early_ns=st.sampled_from([None, 0, 1]),
+    )
+    def lose_instances(self, lost, withdrawn, early_ns):
+        """Instances leave: they withdraw, or the registry loses them, perhaps until they expire."""
         known = list(self.published.values())
         self.update(
             [
                 one
                 for number, one in enumerate(known)
-                if number in left and one.id not in self.stale
+                if number not in lost | withdrawn and one.id not in self.stale
             ],
             {one.id for number, one in enumerate(known) if number not in withdrawn},
         )
+        if early_ns is not None:
+            self.expire_stale(early_ns)
 
     @rule(instances=st.lists(INSTANCES, min_size=3, max_size=6))
     def update(self, instances, expired=()):
         before = {one.id: one for one in self.pool.subchannels}
         published = {one.id: one for one in instances}
-        self.pool.drained.clear()
-        self.events.clear()
+        for seen in (self.pool.drained, self.pool.checks, self.events):
+            seen.clear()
         self.pool.update(instances, expired=expired)
         after = {one.id: one for one in self.pool.subchannels}
         oldest_ns = self.clock.now_ns - 60_000_000_000
@@ -126,7 +188,6 @@ class Pool(RuleBasedStateMachine):
         self.lost = lost | {name: (self.clock.now_ns, one) for name, one in gone.items()}
         newly = stale.keys() - self.stale
         assert {name for event in self.events for name in event.subchannels} == newly
-        assert {(after[name].instance.port, 0.0) for name in newly} <= {*self.pool.checks}
         self.set_stale({*stale})
         same = {
             name
@@ -134,11 +195,18 @@ class Pool(RuleBasedStateMachine):
             if place(self.published[name]) == place(published[name])
         }
         assert {name for name in before if after.get(name) is before[name]} == same
+        renewed = {
+            name
+            for name in same
+            if self.calls[name].reason and self.published[name].epoch != published[name].epoch
+        }
+        checked = sorted(after[name].instance.port for name in newly | renewed)
+        assert sorted(self.pool.checks) == [(port, 0.0) for port in checked]
         removed = [before[name] for name in before.keys() - same]
         assert sorted(self.pool.drained) == sorted(one.instance.port for one in removed)
         self.removed += removed
         self.published = published
-        self.unhealthy &= same
+        self.calls = {name: self.calls[name] if name in same else Calls() for name in published}
 
     def set_stale(self, names):
         if names != self.stale:
@@ -147,19 +215,20 @@ class Pool(RuleBasedStateMachine):
     def note_removed(self, one):
         assert one.instance.port in self.pool.drained
         self.removed.append(one)
-        del self.published[one.id]
-        self.unhealthy.discard(one.id)
+        del self.published[one.id], self.calls[one.id]
 
+    @precondition(lambda self: self.stale)
     @rule(number=NUMBERS)
-    def remove_if_stale(self, number):
-        one = self.any_of(number)
-        if one is not None and one.stale:
-            self.pool.remove_stale(one)
-            self.note_removed(one)
-            self.set_stale(self.stale - {one.id})
+    def remove_stale(self, number):
+        stale = [one for one in self.pool.subchannels if one.stale]
+        one = stale[number % len(stale)]
+        self.pool.remove_stale(one)
+        self.note_removed(one)
+        self.set_stale(self.stale - {one.id})
 
-    @rule()
-    def expire_stale(self):
+    def expire_stale(self, early_ns):
+        due_ns = self.changed_ns + GRACE_S * SECOND - early_ns
+        self.clock.now_ns = max(self.clock.now_ns, due_ns)
         few = 2 * len(self.stale) <= len(self.published)
         since_s = (self.clock.now_ns - self.changed_ns) / SECOND
         stale = [one for one in self.pool.subchannels if one.stale]
@@ -173,31 +242,122 @@ class Pool(RuleBasedStateMachine):
     def time_passes(self, seconds):
         self.clock.pass_(seconds)
 
-    @rule(number=NUMBERS, state=st.sampled_from([IDLE, CONNECTING, READY, READY, FAILING]))
+    @precondition(lambda self: self.published)
+    @rule(number=NUMBERS, state=st.sampled_from([IDLE, CONNECTING, READY, FAILING]))
     def change_state(self, number, state):
-        one = self.any_of(number)
-        if one is not None:
-            one.connection = one.connection or FakeConnection()
-            one.connection.state = state
+        self.set_state(self.any_of(number), state)
 
-    @rule(number=NUMBERS, healthy=st.booleans())
-    def mark(self, number, healthy):
-        one = self.any_of(number)
-        if one is not None and healthy:
-            self.pool.checker.mark_healthy(one)
-            self.unhealthy.discard(one.id)
-        elif one is not None:
-            self.pool.checker.mark_unhealthy(one, "x")
-            self.unhealthy.add(one.id)
+    def set_state(self, one, state):
+        one.connection = one.connection or FakeConnection()
+        one.connection.state = state
 
-    @rule(number=NUMBERS, code=st.sampled_from(["UNAVAILABLE", "NOT_FOUND"]), times=NUMBERS)
-    def end_calls(self, number, code, times):
+    @precondition(lambda self: self.published)
+    @rule(number=NUMBERS)
+    def mark_unhealthy(self, number):
         one = self.any_of(number)
-        if one is not None:
-            for _ in range(times):
-                self.pool.checker.failed(one, code)
-            if one.ejected:
-                self.unhealthy.add(one.id)
+        self.events.clear()
+        self.pool.checker.mark_unhealthy(one, "by hand")
+        self.check_unhealthy(one, "" if self.calls[one.id].reason else "by hand")
+
+    def check_unhealthy(self, one, reason):
+        """It has just become unhealthy for this reason; "": it has not."""
+        happened = [SubchannelUnhealthy("shop.Orders", one.id, reason)] if reason else []
+        assert self.events == happened
+        if reason:
+            calls = self.calls[one.id]
+            calls.reason, calls.unhealthy_ns = reason, self.clock.now_ns
+
+    @precondition(lambda self: self.published)
+    @rule(number=NUMBERS)
+    def mark_healthy(self, number):
+        self.become_healthy(self.any_of(number))
+
+    def become_healthy(self, one):
+        calls, now_ns = self.calls[one.id], self.clock.now_ns
+        self.events.clear()
+        self.pool.checker.mark_healthy(one)
+        if calls.reason:
+            after_s = (now_ns - calls.unhealthy_ns) / SECOND
+            assert self.events == [SubchannelHealthy("shop.Orders", one.id, after_s)]
+            self.calls[one.id] = Calls(now_ns, calls.ejections)
+        else:
+            assert self.events == []
+
+    @precondition(lambda self: self.published)
+    @rule(rounds=ROUNDS)
+    def run_calls(self, rounds):
+        """Rounds of calls, the same ones of a subchannel in each, perhaps after a recovery."""
+        recovers, calls, times, pause_s = rounds
+        if recovers:
+            for one in self.pool.subchannels:
+                self.set_state(one, READY)
+                self.become_healthy(one)
+            self.a_pick_is_ready_and_of_the_best_level()
+        for _ in range(times):
+            for one, statuses in zip(self.pool.subchannels, calls, strict=False):
+                for status in statuses:
+                    self.end_call(one, STATUSES[status])
+            self.clock.pass_(pause_s)
+
+    def end_call(self, one, status):
+        calls, policy, now_ns = self.calls[one.id], self.pool.policy, self.clock.now_ns
+        self.events.clear()
+        self.pool.checks.clear()
+        if status == "OK":
+            one.succeeded()
+        else:
+            self.pool.checker.failed(one, status)
+        failures = ""
+        if status in {"OK", "NOT_FOUND"}:
+            calls.end(failed=False)
+        elif status != "CANCELLED" and one.state is READY and policy.outlier_ejection is not None:
+            if now_ns - calls.interval_ns >= policy.outlier_ejection.interval * SECOND:
+                calls.interval, calls.interval_ns = [], now_ns
+            calls.end(failed=True)
+            failures = self.failures_that_eject(one, calls, policy.outlier_ejection)
+        self.check_unhealthy(one, f"{failures} calls failed: {status}" if failures else "")
+        if failures:
+            self.check_ejected(one, calls, policy.outlier_ejection)
+
+    def failures_that_eject(self, one, calls, policy):
+        in_a_row, failed, total = calls.failures_in_a_row, sum(calls.interval), len(calls.interval)
+        if policy.consecutive_failures is not None and in_a_row >= policy.consecutive_failures:
+            failures = f"{in_a_row}"
+        elif policy.failure_percentage is not None and total >= policy.min_calls:
+            failures = f"{failed} of {total}"
+            if failed / total < policy.failure_percentage / 100:
+                return ""
+        else:
+            return ""
+        ejected = sum(other.ejected for other in self.calls.values()) + 1
+        if calls.reason or ejected / len(self.calls) > policy.max_ejection_percent / 100:
+            return ""
+        others = [self.calls[other.id] for other in self.used() if other is not one]
+        shares = sorted(other.share_of_failures for other in others if not other.ejected)
+        usual = shares[(len(shares) - 1) // 4] if shares else 0.0  # that of the best quarter
+        by_chance = usual**in_a_row > 1e-8
+        is_twice = total >= policy.min_calls and failed >= 2 * usual * total
+        return "" if by_chance and not is_twice else failures
+
+    def check_ejected(self, one, calls, policy):
+        """The time grows with each ejection, unless the last one was long ago."""
+        if self.clock.now_ns - calls.recovered_ns >= policy.max_ejection_time * SECOND:
+            calls.ejections = 0
+        calls.ejected = True
+        calls.ejections += 1
+        ejected_s = min(calls.ejections * policy.base_ejection_time, policy.max_ejection_time)
+        assert self.pool.checks[-1] == (one.instance.port, ejected_s)
+
+    def used(self):
+        """The subchannels that get calls."""
+        sees_all = self.pool.router.untagged.connects_when_picked
+        usable = [
+            one
+            for one in self.pool.subchannels
+            if one.state is READY or (sees_all and one.state is not FAILING)
+        ]
+        best = min(map(self.level, usable), default=None)
+        return [one for one in usable if one.state is READY and self.level(one) == best]
 
     @rule(number=NUMBERS)
     def use_a_removed_one(self, number):
@@ -224,7 +384,7 @@ class Pool(RuleBasedStateMachine):
 
     def level(self, one):
         instance = self.published[one.id]
-        if one.id in self.unhealthy:
+        if self.calls[one.id].reason:
             return 4
         if instance.status == "DRAINING":
             return 3
@@ -240,9 +400,10 @@ class Pool(RuleBasedStateMachine):
         assert [one.id for one in pool.subchannels] == sorted(self.published)
         assert {one.id for one in pool.subchannels if one.stale} == self.stale
         for one in pool.subchannels:
-            assert one.healthy is (one.id not in self.unhealthy)
+            calls = self.calls[one.id]
+            assert (one.unhealthy_reason, one.ejected) == (calls.reason, calls.ejected)
+            assert one.healthy is not bool(calls.reason)
             assert not one.removed
-            assert not (one.ejected and one.healthy)
         assert not set(self.removed) & set(pool.subchannels)
         assert all(one.removed for one in self.removed)
         chosen, weights = pool.router.untagged.chosen
@@ -251,4 +412,18 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=50, stateful_step_count=30)
+TestPool.settings = settings(max_examples=45, stateful_step_count=30)
+
+
+@given(
+    count=st.integers(2, 6),
+    policy=OUTLIER_POLICIES,
+    rounds=st.lists(ROUNDS, min_size=3, max_size=8),
+)
+@settings(max_examples=50)
+def test_outliers_are_ejected(count, policy, rounds):
+    pool, instances = Pool(), [at(port) for port in range(1, count + 1)]
+    pool.begin(RoundRobin, of_registry=True, instances=instances, outlier_ejection=policy)
+    for each in rounds:
+        pool.run_calls(each)
+    pool.teardown()

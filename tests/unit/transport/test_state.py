@@ -6,8 +6,8 @@ import grpc
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tenacity import stop_after_attempt, wait_exponential
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tenacity import stop_after_attempt
 
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER
@@ -15,6 +15,8 @@ from rpcwheel.transport.arguments import checked_drain_ns
 from rpcwheel.transport.state import SERVER_CODES, ActivityStamps, ConnectionManager, Transport
 
 SECOND = 1_000_000_000
+DRAINS = st.sampled_from([0, 1, 3, NEVER])
+ATTEMPTS = 5
 
 
 class Clock:
@@ -35,9 +37,9 @@ class Connections(ConnectionManager[Transport]):
         super().__init__(Transport(first, clock), clock, backoff)
         self.clock = clock
 
-    def reconnect(self, channel, drain_ns, reason="", backoff_ns=None):
-        backoff_ns = self.next_backoff_ns() if backoff_ns is None else backoff_ns
-        return super().reconnect(Transport(channel, self.clock), drain_ns, reason, backoff_ns)
+    def reconnect(self, channel, drain_ns, reason=""):
+        new, backoff_ns = Transport(channel, self.clock), self.next_backoff_ns()
+        return super().reconnect(new, drain_ns, reason, backoff_ns)
 
     def expire_overdue(self):
         """Transports whose drain timeout has passed."""
@@ -53,7 +55,7 @@ def clock():
 
 @pytest.fixture
 def connections(clock):
-    return Connections("first", clock, Backoff(wait_exponential(multiplier=1, max=60)))
+    return Connections("first", clock, Backoff(0))
 
 
 # Activity
@@ -98,35 +100,6 @@ def test_an_unserializable_message_is_no_write_and_an_invalid_response_is_a_read
 # Backoff
 
 
-def test_the_backoff_grows_while_connections_are_silent_and_begins_anew_after_a_read(
-    connections, clock
-):
-    waits = []
-    assert connections.backoff_left_ns() == 0
-    for number in range(2, 8):
-        connections.reconnect(number, NEVER)
-        connections.active.activity.saw_write()  # no proof that it works
-        waits.append(connections.backoff_left_ns() / SECOND)
-        clock.now_ns += connections.backoff_left_ns()
-        assert connections.backoff_left_ns() == 0
-    assert waits == [2, 4, 8, 16, 32, 60]
-    connections.reconnect(8, NEVER)
-    connections.active.activity.saw_read()  # it works
-    assert connections.backoff_left_ns() == 0
-    connections.reconnect(9, NEVER)
-    assert connections.backoff_left_ns() == SECOND
-
-
-def test_a_backoff_that_stops_forbids_reconnects(clock):
-    connections = Connections("first", clock, Backoff(1.0, stop_after_attempt(3)))
-    for number in (2, 3):
-        assert connections.backoff_left_ns() == 0
-        connections.reconnect(number, NEVER)
-        clock.pass_(1)
-    clock.pass_(1e6)
-    assert connections.backoff_left_ns() > 0
-
-
 def test_the_backoff_stops_growing_before_wait_objects_overflow(clock):
     asked = []
 
@@ -154,22 +127,6 @@ def test_a_wait_object_that_raises_changes_nothing(clock):
     ) == ("first", False, 0)
 
 
-def test_next_backoff_can_be_computed_before_the_reconnect(connections):
-    connections.reconnect("second", NEVER, "why", backoff_ns=5 * SECOND)
-    assert connections.backoff_left_ns() == 5 * SECOND
-
-
-def test_a_request_to_connect_is_passed_on_until_a_connection_worked(connections):
-    old = connections.active
-    old.connection_wanted = True
-    connections.reconnect("second", NEVER)
-    assert (old.connection_wanted, connections.active.connection_wanted) == (True, True)
-    old = connections.active
-    old.activity.saw_read()
-    connections.reconnect("third", NEVER)
-    assert (old.connection_wanted, connections.active.connection_wanted) == (False, False)
-
-
 def test_drain_timeout_is_in_seconds_and_none_is_no_limit():
     values = {
         None: NEVER,
@@ -185,18 +142,22 @@ def test_drain_timeout_is_in_seconds_and_none_is_no_limit():
 
 
 class Model(RuleBasedStateMachine):
-    """A model: the connection of each call, and when each connection is to end."""
+    """A model: the connection of each call, and when each connection is to end. Times in ns."""
 
-    def __init__(self):
-        super().__init__()
+    @initialize()
+    def connect(self):
         self.clock = Clock()
-        self.connections = Connections(1, self.clock, Backoff(0))
+        backoff = Backoff(lambda state: state.attempt_number, stop_after_attempt(ATTEMPTS))
+        self.connections = Connections(1, self.clock, backoff)
         self.calls = []
         self.open = {1: self.connections.active}
         self.until = {}  # when the drain timeout of a connection passes; none for the active one
         self.details = {}  # the status of its calls
         self.active = 1
-        self.draining = self.closed = False
+        self.draining = False
+        self.unanswered = 0  # connections in a row that were replaced before they were read
+        self.not_before = 0  # when the backoff is over
+        self.is_read = self.is_wanted = False  # of the active one
 
     def end(self, *transports):
         """These, and only these, are closed now."""
@@ -210,41 +171,62 @@ class Model(RuleBasedStateMachine):
     def on(self, number):
         return sum(transport.channel == number for transport in self.calls)
 
-    def due_after(self, seconds):
-        return NEVER if seconds == NEVER else self.clock.now_ns + seconds
+    def due_after(self, drain):
+        return NEVER if drain == NEVER else self.clock.now_ns + drain
 
+    @precondition(lambda self: not self.draining)
     @rule()
     def begin(self):
-        accepts = not self.draining and not self.closed
-        assert self.connections.accepts_calls is accepts
-        if accepts:
-            self.calls.append(self.connections.begin_call())
-            assert self.calls[-1] is self.open[self.active]
+        self.calls.append(self.connections.begin_call())
+        assert self.calls[-1] is self.open[self.active]
 
+    @precondition(lambda self: self.calls)
     @rule(which=st.integers(0, 20))
     def finish(self, which):
-        if self.calls:
-            transport = self.calls.pop(which % len(self.calls))
-            last = transport.channel in self.until and not self.on(transport.channel)
-            assert self.connections.end_call(transport) == last
-            self.end(*[transport] * last)
+        transport = self.calls.pop(which % len(self.calls))
+        last = transport.channel in self.until and not self.on(transport.channel)
+        assert self.connections.end_call(transport) == last
+        self.end(*[transport] * last)
 
-    @rule(drain=st.sampled_from([0, 1, 3, NEVER]))
+    @precondition(lambda self: not self.draining)
+    @rule(is_read=st.booleans())
+    def use(self, is_read):
+        activity = self.open[self.active].activity
+        if is_read:
+            activity.saw_read()
+            self.is_read = True
+        else:
+            activity.saw_write()  # no proof that it works
+
+    @precondition(lambda self: not self.draining)
+    @rule()
+    def want_connection(self):
+        self.open[self.active].connection_wanted = self.is_wanted = True
+
+    @precondition(lambda self: not self.draining)
+    @rule(drain=DRAINS)
     def reconnect(self, drain):
-        if self.connections.accepts_calls:
-            over = drain == 0 or not self.on(self.active)
-            old = self.open[self.active]
-            self.details[self.active] = f"connection replaced: {drain}"
-            self.until[self.active] = self.due_after(drain)
-            assert self.connections.reconnect(self.active + 1, drain, f"{drain}") == (old, over)
-            self.active += 1
-            self.open[self.active] = self.connections.active
-            self.end(*[old] * over)
+        """The backoff grows with each connection that was never read."""
+        over = drain == 0 or not self.on(self.active)
+        old = self.open[self.active]
+        self.details[self.active] = f"connection replaced: {drain}"
+        self.until[self.active] = self.due_after(drain)
+        self.unanswered = 0 if self.is_read else self.unanswered + 1
+        attempt = self.unanswered + 1
+        backoff_ns = NEVER if attempt >= ATTEMPTS else attempt * SECOND
+        self.not_before = NEVER if backoff_ns == NEVER else self.clock.now_ns + backoff_ns
+        assert self.connections.reconnect(self.active + 1, drain, f"{drain}") == (old, over)
+        self.active += 1
+        self.open[self.active] = self.connections.active
+        self.is_wanted = self.is_wanted and not self.is_read
+        assert old.connection_wanted == self.is_wanted
+        self.is_read = False
+        self.end(*[old] * over)
 
-    @rule(drain=st.sampled_from([0, 1, 3, NEVER]))
+    @rule(drain=DRAINS)
     def drain(self, drain):
         due, before = self.due_after(drain), dict(self.until)
-        if not self.closed and not self.draining:
+        if not self.draining:
             self.draining = True
             self.until[self.active] = NEVER
             self.details[self.active] = f"channel drained: {drain}"
@@ -263,7 +245,7 @@ class Model(RuleBasedStateMachine):
         assert (by_number(over), by_number(timed)) == (by_number(ended), by_number(shorter))
         self.end(*ended)
 
-    @rule(step=st.integers(0, 3))
+    @rule(step=st.sampled_from([1, 2, 3, SECOND, 2 * SECOND]))
     def wait(self, step):
         self.clock.now_ns += step
         due = [number for number, until in self.until.items() if until <= self.clock.now_ns]
@@ -271,23 +253,26 @@ class Model(RuleBasedStateMachine):
         assert [transport.channel for transport in by_number(over)] == sorted(due)
         self.end(*over)
 
+    @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 20))
     def expire(self, which):
-        transport = self.open.get(which)
-        if transport is not None:
-            drains = which in self.until
-            assert self.connections.expire(transport) == drains
-            self.end(*[transport] * drains)
+        transport = list(self.open.values())[which % len(self.open)]
+        drains = transport.channel in self.until
+        assert self.connections.expire(transport) == drains
+        self.end(*[transport] * drains)
 
-    @rule(often=st.integers(0, 9))
-    def close(self, often):
-        if not often:  # rarely, so that more happens
-            over = self.connections.close()
-            assert by_number(over) == by_number(self.open.values())
-            self.closed = True
-            self.open.clear()
-            self.until.clear()
-            assert all(transport.ended for transport in over)
+    @precondition(lambda self: self.draining or self.active > 3)
+    @rule()
+    def close(self):
+        """The calls end later. Then there is another channel."""
+        over = self.connections.close()
+        assert by_number(over) == by_number(self.open.values())
+        assert all(transport.ended for transport in over)
+        assert self.connections.close() == []
+        assert self.connections.drain(0) == ([], [])
+        assert not any(self.connections.end_call(transport) for transport in self.calls)
+        assert self.connections.calls == 0
+        self.connect()
 
     @invariant()
     def calls_and_connections_are_those_of_the_model(self):
@@ -295,11 +280,18 @@ class Model(RuleBasedStateMachine):
             assert transport.calls == self.on(transport.channel)
         connections = self.connections
         assert connections.calls == len(self.calls)
+        assert connections.accepts_calls is not self.draining
         assert connections.drained is (self.draining and not self.until)
-        if not self.closed:
-            assert by_number(connections.open_transports) == by_number(self.open.values())
+        assert by_number(connections.open_transports) == by_number(self.open.values())
         draining = [transport.channel for transport in connections.draining_transports]
         assert sorted(draining) == sorted(self.until)
+
+    @invariant()
+    def the_backoff_and_the_wish_to_connect_are_those_of_the_model(self):
+        left_ns = max(0, self.not_before - self.clock.now_ns)
+        assert self.connections.backoff_left_ns() == (0 if self.is_read else left_ns)
+        assert self.connections.active.connection_wanted is self.is_wanted
+        assert self.connections.active.number == self.active
 
 
 def by_number(transports):

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fixtures.engine_watchers import RecordingWatcher
 from fixtures.forks import holds_in_child
@@ -32,6 +32,7 @@ class Engine:
         self.error: Exception | None = None
         self.refused: set[str] = set()
         self.reads: list[tuple[str, View | None]] = []
+        self.checked: dict[str, dict[str, bytes]] = {}
         self.gate: threading.Event | None = None
 
     def read(self, service: str, known: View | None) -> View:
@@ -45,6 +46,13 @@ class Engine:
             raise RegistryRefused("no rights")
         return View(records, changed=None if known is None else difference(known, records))
 
+    def has_changed(self) -> bool:
+        """Whether records have changed since the last time."""
+        if self.error is not None:
+            raise self.error
+        before, self.checked = self.checked, dict(self.records)
+        return before != self.checked
+
 
 def difference(known: View, records: dict[str, bytes]) -> frozenset[str]:
     return frozenset(key for key, _ in known.records.items() ^ records.items())
@@ -53,13 +61,15 @@ def difference(known: View, records: dict[str, bytes]) -> frozenset[str]:
 class CheckedWatcher(RecordingWatcher):
     """Checks that each view has a change or ends a loss of contact, and what it says of it."""
 
+    is_correct = True
+
     def on_view(self, view: View) -> None:
         if self.views:
             changes = difference(self.views[-1], dict(view.records))
-            assert view.changed in {None, changes}
-            assert changes or isinstance(self.news[-1], str)
+            says = view.changed in {None, changes}
+            self.is_correct &= says and (bool(changes) or isinstance(self.news[-1], str))
         else:
-            assert view.changed is None
+            self.is_correct &= view.changed is None
         super().on_view(view)
 
 
@@ -245,18 +255,25 @@ def test_a_forked_child_begins_without_watches(polling, watch):
     assert polling.services == {"a"}
 
 
+SERVICES = st.sampled_from("ab")
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Random changes, failures and closes: in the end all watchers have the present records."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    @initialize(full_every=st.integers(1, 3), checks=st.booleans())
+    def begin(self, full_every, checks):
         self.timer = ManualTimer()
         self.engine = Engine()
-        self.polling = polling_of(self.engine, self.timer, full_every=2)
+        has_changed = self.engine.has_changed if checks else None
+        self.full_every = full_every
+        self.polling = polling_of(
+            self.engine, self.timer, full_every=full_every, has_changed=has_changed
+        )
         self.open: list[tuple[str, object, CheckedWatcher]] = []
         self.closed: list[tuple[CheckedWatcher, int]] = []
 
-    @rule(service=st.sampled_from("ab"))
+    @rule(service=SERVICES)
     def watch(self, service):
         watcher = CheckedWatcher()
         self.open.append((service, self.polling.watch(service, watcher), watcher))
@@ -271,40 +288,52 @@ class AnyOrder(RuleBasedStateMachine):
         assert len(watcher.news) <= calls + 1  # one call may have been running
         self.closed.append((watcher, len(watcher.news)))
 
-    @rule(
-        service=st.sampled_from("ab"), ids=st.sets(st.sampled_from("xyz")), requested=st.booleans()
-    )
+    @precondition(lambda self: self.open)
+    @rule(service=SERVICES, ids=st.sets(st.sampled_from("xyz")), requested=st.booleans())
     def change(self, service, ids, requested):
+        """If the engine works, a requested read has its effect at once."""
         self.engine.records[service] = dict.fromkeys(ids, b"")
         if requested:
+            assert wait_until_quiet(self.polling)  # or a read that fails would replace this one
             self.polling.request_read(service)
+            if self.engine.error is None and service not in self.engine.refused:
+                self.has_seen_present_records({service})
 
+    @precondition(lambda self: self.open)
     @rule(
         error=st.sampled_from(
             [None, RegistryUnavailable("down"), RegistryRefused("no"), ZeroDivisionError("a bug")]
-        )
+        ),
+        refused=st.sets(SERVICES),
     )
-    def fail(self, error):
-        self.engine.error = error
+    def fail(self, error, refused):
+        """Also recovers."""
+        self.engine.error, self.engine.refused = error, refused
+        self.polling.request_read()
 
+    @precondition(lambda self: self.open)
     @rule()
     def lose_contact(self):
         self.polling.report_contact_lost("lost")
 
-    @rule(seconds=st.sampled_from([0.1, 1.0, PERIOD]))
+    @rule(seconds=st.sampled_from([0.1, RETRY, 1.2 * PERIOD]))
     def wait(self, seconds):
         self.timer.advance(seconds)
 
     @precondition(lambda self: self.open)
     @rule()
     def settle(self):
-        self.engine.error = None
-        for _ in range(2):  # the period, and a retry
+        self.engine.error, self.engine.refused = None, set()
+        for _ in range(self.full_every + 1):  # a full period, and a retry
             assert wait_until_quiet(self.polling)
             self.timer.advance(1.2 * PERIOD)
+        self.has_seen_present_records({"a", "b"})
+
+    def has_seen_present_records(self, services):
         assert wait_until_quiet(self.polling)
         for service, _, watcher in self.open:
-            assert watcher.news[-1] == set(self.engine.records.get(service, {}))
+            if service in services:
+                assert watcher.news[-1] == set(self.engine.records.get(service, {}))
 
     @invariant()
     def closed_watches_are_not_called(self):
@@ -315,6 +344,10 @@ class AnyOrder(RuleBasedStateMachine):
         for _, _, watcher in self.open:
             losses = [isinstance(one, str) for one in tuple(watcher.news)]
             assert not any(one and other for one, other in pairwise(losses))
+
+    @invariant()
+    def views_say_what_has_changed(self):
+        assert all(watcher.is_correct for _, _, watcher in self.open)
 
     def teardown(self):
         self.polling.close()
