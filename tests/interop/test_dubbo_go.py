@@ -36,7 +36,7 @@ LEVELS = ["service", "interface", "all"]
 def serve(dubbo_zookeeper):
     """Starts servers in Python that are published until the end of the test."""
     with contextlib.ExitStack() as stack:
-        yield partial(published, stack, dubbo_zookeeper, interface=SERVICE)
+        yield partial(published, stack, dubbo_zookeeper, interface=None)
 
 
 @pytest.fixture

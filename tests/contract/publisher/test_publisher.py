@@ -199,7 +199,7 @@ def test_a_server_is_published_in_several_registries_and_those_of_the_user_stay_
     world, make_world_shop, publish, memory, registry
 ):
     """A registry that the publisher opens has the API of the publisher's world."""
-    users = world.keep(world.do(world.api.open_registry, memory))
+    users = world.keep(world.do(world.api.open_registry, memory, registry_policy=LONG))
     other = f"{memory}-other"
     with open_registry(other) as looking:
         published = publish(make_world_shop(), [users, other], SERVICE)

@@ -62,7 +62,7 @@ def headers_of_a_call(method: str, stream: int = 1) -> HeadersFrame:
     indirect=["world"],
 )
 def test_exactly_the_idle_connections_are_closed(world, count, transport, certificates, events):
-    """The others have an open stream, so they are kept however long the machine is stalled."""
+    """The others have an open stream, which lasts for twice `WAIT_S`, so they are kept."""
     if transport == "IPv6" and not has_ipv6():
         pytest.skip("this machine has no ::1")
     settings = {

@@ -11,6 +11,7 @@ import pytest
 
 from fixtures.engine_watchers import RecordingWatcher, in_the_end
 from fixtures.fault_worlds import LEASE_ENDS_S, Load, World, running
+from fixtures.programs import run_program
 from fixtures.shops import SERVICE
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import open_registry
@@ -172,3 +173,43 @@ def new_clients_start_from_the_snapshot_files(world, opened):
     found = opened().lookup(SERVICE)
     assert found.source == "cache"
     assert set() < ids(found) <= {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("world", ["etcd"], indirect=True)
+def test_a_process_that_starts_while_the_registry_is_down_uses_the_snapshot_files(world, serve):
+    serve(lease_ttl=60.0)
+
+    def start():
+        return run_program(CLIENT, world.url(SERVICE), str(world.snapshot), str(WAIT_S))
+
+    first = start()
+    world.fail("crash")
+    for output, errors in (first, start()):
+        assert output == "a b c\na b c\n", errors
+        assert "Traceback" not in errors  # that lookups fail is logged
+    world.end_fault("crash")
+
+
+CLIENT = """
+import asyncio, sys, rpcwheel
+from rpcwheel import aio
+
+url, path, timeout = sys.argv[1:]
+timeout = float(timeout)
+settings = {"registry_policy": rpcwheel.RegistryPolicy(timeout=1.0, snapshot=path)}
+
+def show(answers):
+    print(*sorted({answer.decode() for answer in answers}))
+
+with rpcwheel.insecure_channel(url, **settings) as channel:
+    ask = channel.unary_unary("/shop.Orders/Who")
+    show(ask(b"", timeout=timeout) for _ in range(12))
+
+async def main():
+    async with aio.insecure_channel(url, **settings) as channel:
+        ask = channel.unary_unary("/shop.Orders/Who")
+        show([await ask(b"", timeout=timeout) for _ in range(12)])
+
+asyncio.run(main())
+"""
+"""The instances that it calls, with `grpc` and `grpc.aio`."""
