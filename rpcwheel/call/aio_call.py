@@ -61,6 +61,7 @@ from .attempts import (
     ReadRequests,
     Response,
     Wait,
+    with_other_server,
 )
 from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .config import CALL_OPTIONS, MethodConfig
@@ -75,8 +76,7 @@ from .failed_calls import (
 )
 from .idempotency import with_key
 from .keeper import KeptDelivery
-from .metadata import call_metadata, new_nonce
-from .retry import result_of, with_attempt, with_other_server
+from .metadata import call_metadata, new_nonce, result_of, with_attempt
 
 if TYPE_CHECKING:
     import weakref
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
 
     from .client_state import ClientState
     from .failback_policy import FailbackPolicy
-    from .retry import Metadata
+    from .metadata import Metadata
 
 Start: TypeAlias = "Callable[..., Any]"
 """Begins an attempt: `start(request, timeout=..., metadata=..., wait_for_ready=...)` returns a

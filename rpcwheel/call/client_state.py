@@ -26,10 +26,16 @@ from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import checked_timer, clock_of, timer_name
 
-from .config import CALL_OPTIONS, MAX_METHODS, MethodConfigs, admission_settings
+from .budget import Budget, BudgetKey, budget_key, new_budget
+from .config import (
+    CALL_OPTIONS,
+    MAX_METHODS,
+    MethodConfigs,
+    admission_settings,
+    attempt_deadline_ns,
+)
 from .failed_calls import ClientFailback
-from .policy import CallPolicy, RetryThrottling, checked_calls
-from .retry import Budget, BudgetKey, RetryBudget, RetryThrottle, attempt_deadline_ns, budget_key
+from .policy import CallPolicy, checked_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +105,7 @@ class ClientState:
             if each is not None
         ]
         self._budgets: dict[BudgetKey, Budget] = {
-            key: _budget(key) for key in map(budget_key, limited) if key is not None
+            key: new_budget(key) for key in map(budget_key, limited) if key is not None
         }
         self._option_budgets: dict[BudgetKey, Budget] = {}
         self._reported: set[str] = set()
@@ -180,7 +186,7 @@ class ClientState:
         if budget is None:
             if len(self._option_budgets) >= MAX_OPTION_BUDGETS:
                 self._option_budgets.clear()
-            budget = self._option_budgets.setdefault(key, _budget(key))
+            budget = self._option_budgets.setdefault(key, new_budget(key))
         return budget
 
     def watch_slow_call(self, method: str, config: MethodConfig) -> Timeout | None:
@@ -235,12 +241,6 @@ class ClientState:
         silent_s = to_seconds(config.message_timeout_ns)
         emit(StreamStalled(method, silent_s))
         return f"no message for {silent_s:g} s (message_timeout)"
-
-
-def _budget(key: BudgetKey) -> Budget:
-    if isinstance(key, RetryThrottling):
-        return RetryThrottle(key.max_tokens, key.token_ratio)
-    return RetryBudget(*key)
 
 
 def _report_slow(event: CallSlow, _: Timeout) -> None:

@@ -55,7 +55,16 @@ from rpcwheel.events import HedgeSent, emit
 from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop
 from rpcwheel.telemetry.tracing import with_current_trace
 
-from .attempts import CHANNEL_CLOSED, Attempts, Enqueue, ReadRequests, Response, State, Wait
+from .attempts import (
+    CHANNEL_CLOSED,
+    Attempts,
+    Enqueue,
+    ReadRequests,
+    Response,
+    State,
+    Wait,
+    with_other_server,
+)
 from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .failed_calls import (
     ANSWER_KEY,
@@ -67,8 +76,7 @@ from .failed_calls import (
 )
 from .idempotency import with_key
 from .keeper import KeptDelivery
-from .metadata import call_metadata, new_nonce
-from .retry import result_of, with_attempt, with_other_server
+from .metadata import call_metadata, new_nonce, result_of, with_attempt
 from .sync_requests import RequestStream
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from rpcwheel._grpc.counted import begin_observed
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.admission.method import Admitted, NotSent, Waiting
 from rpcwheel.call.client_state import TIMER_CHECK_INTERVAL_S
-from rpcwheel.call.retry import not_sent_metadata
+from rpcwheel.call.metadata import not_sent_metadata
 from rpcwheel.call.sync_call import DeferredCall
 from rpcwheel.rpc import classes_by_kind
 

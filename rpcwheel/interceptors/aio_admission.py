@@ -19,7 +19,7 @@ from rpcwheel._grpc.calls import aio_metadata, set_not_sent
 from rpcwheel.admission.method import NotSent, Waiting
 from rpcwheel.call.aio_call import begin_deferred
 from rpcwheel.call.client_state import TIMER_CHECK_INTERVAL_S
-from rpcwheel.call.retry import not_sent_metadata
+from rpcwheel.call.metadata import not_sent_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -35,8 +35,7 @@ from rpcwheel.call.client_state import seconds_left
 from rpcwheel.call.config import CALL_OPTIONS
 from rpcwheel.call.idempotency import with_key
 from rpcwheel.call.keeper import ChannelKeeper
-from rpcwheel.call.metadata import call_metadata, new_nonce
-from rpcwheel.call.retry import with_attempt
+from rpcwheel.call.metadata import call_metadata, new_nonce, with_attempt
 from rpcwheel.call.sync_call import (
     ChannelCalls,
     ClientCall,

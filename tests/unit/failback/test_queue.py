@@ -19,7 +19,7 @@ from rpcwheel._grpc.calls import CANCELLED_HERE, set_not_sent
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call.failed_calls import ChannelKey
 from rpcwheel.call.keeper import KeptDelivery
-from rpcwheel.call.retry import not_sent_metadata
+from rpcwheel.call.metadata import not_sent_metadata
 from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.events import (
     DeadLetterFailed,
