@@ -48,7 +48,7 @@ from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S, is_answered
 
 from .admission import admitted_continuation, admitted_multicallable
-from .queues import JournalRoutes
+from .routes import JournalRoutes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
