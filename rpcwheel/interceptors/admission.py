@@ -61,18 +61,18 @@ def admitted_continuation(
     """Return a continuation of an interceptor, whose calls are sent if `admission` allows it."""
     waits_here = is_blocking_unary(continuation) is True
 
-    def begin(details: Any, request: Any) -> AnyCall:
+    def start(details: Any, request: Any) -> AnyCall:
         return _begin(
             kind, continuation, copy_details(details), request, admission, state, waits_here
         )
 
-    begin.__qualname__ = getattr(continuation, "__qualname__", "")  # for `is_blocking_unary`
-    return begin
+    start.__qualname__ = getattr(continuation, "__qualname__", "")  # for `is_blocking_unary`
+    return start
 
 
 def _begin(
     kind: Kind,
-    begin: Callable[[Details, Any], AnyCall],
+    start: Callable[[Details, Any], AnyCall],
     details: Details,
     request: Any,
     admission: MethodAdmission,
@@ -83,7 +83,7 @@ def _begin(
 
     Args:
         kind: The kind of call.
-        begin: Begins the attempt.
+        start: Begins the attempt.
         details: The call details.
         request: The message, or the iterator of messages.
         admission: That of the method.
@@ -95,7 +95,7 @@ def _begin(
         if not waits_here:
             waiting = entered
             try:
-                call = _AdmittedCall(kind, begin, details, request, admission, state, waiting)
+                call = _AdmittedCall(kind, start, details, request, admission, state, waiting)
             except BaseException:  # such as metadata of a wrong form
                 waiting.cancel()
                 raise
@@ -107,7 +107,7 @@ def _begin(
             details = details._replace(timeout=left_s)
     if isinstance(entered, NotSent):
         return _not_sent(entered)
-    return begin_observed(admission, entered, begin, details, request)
+    return begin_observed(admission, entered, start, details, request)
 
 
 def wait_on_thread(waiting: Waiting) -> Admitted | NotSent:
@@ -142,7 +142,7 @@ class _AdmittedCall(DeferredCall):
     def __init__(
         self,
         kind: Kind,
-        begin: Callable[[Details, Any], AnyCall],
+        start: Callable[[Details, Any], AnyCall],
         details: Details,
         request: Any,
         admission: MethodAdmission,
@@ -152,7 +152,7 @@ class _AdmittedCall(DeferredCall):
         metadata = None if details.metadata is None else metadata_tuple(details.metadata)
         details = details._replace(metadata=metadata)
         super().__init__(state.without_policies, kind, details, request)
-        self._begin_attempt = begin
+        self._start = start
         self._details = details
         self._admission = admission
         self._waiting = waiting
@@ -172,9 +172,9 @@ class _AdmittedCall(DeferredCall):
         entered = self._waiting.take()
         if isinstance(entered, Admitted):
             details = self._details._replace(timeout=self.seconds_left())
-            begin = self._begin_attempt
+            start = self._start
             try:
-                attempt = begin_observed(self._admission, entered, begin, details, self.request)
+                attempt = begin_observed(self._admission, entered, start, details, self.request)
             except ValueError as error:
                 if not is_channel_closed_error(error):
                     raise
@@ -224,10 +224,10 @@ class _AdmittedMulticallable:
 
     def _begin(self, name: str, request: Any, *options: Any) -> Any:
         """Begin an attempt of `.future()`, or of a response stream."""
-        begin = getattr(self._below, name)
+        start = getattr(self._below, name)
         return _begin(
             self.kind,
-            lambda details, request: begin(request, *details[1:]),
+            lambda details, request: start(request, *details[1:]),
             Details(self._method, *options),
             request,
             self._admission,

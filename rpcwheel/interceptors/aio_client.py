@@ -270,13 +270,13 @@ class _StoredCalls:
         return cached
 
 
-def _attempts(calls: CallFactory, begin: Callable[..., Any]) -> Callable[..., Any]:
+def _attempts(calls: CallFactory, start: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that begins an attempt if the policies allow it, and counts it."""
     state, method, kind = calls.state, calls.method, calls.kind
     if state.counts is not None:
-        begin = partial(begin_counted, state.counts.attempts.method(method, kind.grpc_type), begin)
+        start = partial(begin_counted, state.counts.attempts.method(method, kind.grpc_type), start)
     admission = state.admission_of(method, kind)
-    return begin if admission is None else partial(begin_admitted, calls, admission, begin)
+    return start if admission is None else partial(begin_admitted, calls, admission, start)
 
 
 class _InterceptedMulticallable:
