@@ -112,6 +112,7 @@ class CallFactory:
         kind: Kind,
         waiting: weakref.WeakSet[RetryingCall] | None = None,
         config: MethodConfig | None = None,
+        serialize: Callable[[Any], bytes] | None = None,
     ) -> None:
         """Make the factory.
 
@@ -121,11 +122,13 @@ class CallFactory:
             kind: The kind of call.
             waiting: Calls add themselves here while they wait for their next attempt.
             config: The configuration; None for that of the client's policies.
+            serialize: The serializer of requests, for a journal; None if they are bytes.
         """
         self.state = state
         self.method = method
         self.kind = kind
         self.waiting = waiting
+        self.serialize = serialize
         config = self.config = state.configs.config_for(method) if config is None else config
         self.has_final_policy = config.failback is not None or config.default_response is not None
         stalls = kind.streams_responses and config.has_message_timeout
@@ -138,7 +141,7 @@ class CallFactory:
     def _in_context(self) -> CallFactory:
         """Make a factory with the `call_options` of the running context."""
         config = self.state.current_config(self.method)
-        return CallFactory(self.state, self.method, self.kind, self.waiting, config)
+        return CallFactory(self.state, self.method, self.kind, self.waiting, config, self.serialize)
 
     def begin(
         self,
@@ -553,7 +556,9 @@ class RetryingCall(Relay):
         outcome: str | Exception | None
         try:
             requests = self._requests_of_delivery()
-            failed = self._state.failback.failed_rpc(command.policy, self.kind, details, requests)
+            failed = self._state.failback.failed_rpc(
+                command.policy, self.kind, details, requests, self._factory.serialize
+            )
             queue = self._state.failback.queue_of(command.policy, self._config.queue)
             outcome = await queue.enqueue_rpc(error, failed)
         except Exception as raised:  # noqa: BLE001 - a refusal, or of user code

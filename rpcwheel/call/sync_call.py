@@ -187,6 +187,7 @@ class ClientCall:
         "method",
         "nonce",
         "requests",
+        "serialize",
         "start_delivery",
         "state",
         "waiting",
@@ -229,6 +230,8 @@ class ClientCall:
         self._start = start
         self.start_delivery = start
         """Makes an attempt in the background, after failback has queued the call."""
+        self.serialize: Callable[[Any], bytes] | None = None
+        """The serializer of requests, for a journal; None if they are bytes."""
         details = with_defaults(with_reusable_metadata(details), self.config)
         if self.config.durable:
             details = copy_details(details)._replace(metadata=with_key(details.metadata))
@@ -420,7 +423,9 @@ class ClientCall:
             )
             if self.config.durable:
                 stored = details._replace(metadata=original.metadata)
-                failed = self.state.failback.failed_rpc(policy, self.kind, stored, messages)
+                failed = self.state.failback.failed_rpc(
+                    policy, self.kind, stored, messages, self.serialize
+                )
                 queue = self.state.failback.queue_of(policy, self.config.queue)
                 outcome: str | None = queue.enqueue_rpc(error, failed)
                 return outcome

@@ -204,11 +204,9 @@ class InterceptedChannel(aio_multicallable.Channel):
             done(serves)
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
-        if self._state.failback.journaled:
-            serializer = args[0] if args else options.get("request_serializer")
-            self._state.failback.note_serializer(method, serializer)
+        serialize = args[0] if args else options.get("request_serializer")
         call = getattr(self._channel, kind.name.lower())(method, *args, **options)
-        calls = CallFactory(self._state, method, kind, self._waiting)
+        calls = CallFactory(self._state, method, kind, self._waiting, serialize=serialize)
         call = _attempts(calls, call)
         counts = self._state.counts
         if counts is None:

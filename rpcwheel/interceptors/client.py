@@ -293,16 +293,14 @@ class InterceptedChannel(multicallable.Channel):
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
         state, counts = self._state, self._state.counts
-        if state.failback.journaled:
-            serializer = args[0] if args else options.get("request_serializer")
-            state.failback.note_serializer(method, serializer)
+        serialize = args[0] if args else options.get("request_serializer")
         attempts = getattr(self._channel, kind.name.lower())(method, *args, **options)
         if counts is not None:
             attempts = counted_multicallable(
                 kind, attempts, counts.attempts.method(method, kind.grpc_type)
             )
         attempts = _admitted(state, kind, method, attempts)
-        uncounted = _MULTICALLABLES[kind](state, self._waiting, kind, method, attempts)
+        uncounted = _MULTICALLABLES[kind](state, self._waiting, kind, method, attempts, serialize)
         if counts is None:
             return uncounted
         return counted_multicallable(kind, uncounted, counts.client.method(method, kind.grpc_type))
@@ -328,10 +326,25 @@ def _health_checked(done: Callable[[bool], object], call: AnyCall) -> None:
 class _InterceptedMulticallable:
     """The part that is common to the four kinds of call."""
 
-    __slots__ = ("_below", "_config", "_keeper", "_kind", "_method", "_state", "_waiting")
+    __slots__ = (
+        "_below",
+        "_config",
+        "_keeper",
+        "_kind",
+        "_method",
+        "_serialize",
+        "_state",
+        "_waiting",
+    )
 
     def __init__(
-        self, state: ClientState, waiting: ChannelCalls, kind: Kind, method: str, below: Any
+        self,
+        state: ClientState,
+        waiting: ChannelCalls,
+        kind: Kind,
+        method: str,
+        below: Any,
+        serialize: Callable[[Any], bytes] | None,
     ) -> None:
         self._state = state
         self._waiting = waiting
@@ -340,6 +353,7 @@ class _InterceptedMulticallable:
         self._config = state.configs.config_for(method)
         self._keeper = state.failback.keeper
         self._below = below
+        self._serialize = serialize
 
     def _begin(self, name: str, request: Any, *options: Any) -> Any:
         """Begin a call of `.future()`, or a response stream."""
@@ -379,6 +393,7 @@ class _InterceptedMulticallable:
         details = Details(self._method, *options)
         call = ClientCall(self._state, self._kind, start, details, request, begun, self._waiting)
         call.start_delivery = self._begin_attempt  # no worker thread is blocked
+        call.serialize = self._serialize
         return call
 
 
