@@ -63,6 +63,8 @@ class Reason(enum.Enum):
     RATE = "rate"
     CONCURRENCY = "concurrency"
     DEADLINE = "deadline"
+    CLOSED = "closed"
+    """Of the channel. Not counted in metrics, as a call that is canceled is not."""
 
     @property
     def code(self) -> str:
@@ -85,6 +87,7 @@ _STATUS: Final = {
         "DEADLINE_EXCEEDED",
         "the timeout has passed while the call waited, because of the concurrency limit",
     ),
+    Reason.CLOSED: ("CANCELLED", "the channel was closed"),
 }
 
 
@@ -108,6 +111,7 @@ class Waiting:
     """An attempt that may be sent later. Ends once: with a result, or by `cancel`."""
 
     __slots__ = (
+        "__weakref__",
         "_admission",
         "_callback",
         "_due",
@@ -215,6 +219,11 @@ class Waiting:
         result = NotSent(reason, pushback_ns)
         if self.end(result):
             self._admission.refused(self, self._token, result.reason)
+
+    def end_waiting(self) -> None:
+        """End as an attempt that is not sent, because its channel is closed. Idempotent."""
+        if self.end(NotSent(Reason.CLOSED)):
+            self._admission.forget(self, self._token)
 
     def wait_for_token(self, delay_ns: int) -> None:
         """Wait until a token of the rate limit may be used."""

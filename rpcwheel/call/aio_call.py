@@ -56,6 +56,7 @@ from .aio_requests import RequestStream
 from .attempts import (
     CHANNEL_CLOSED,
     DEADLINE_PASSED,
+    NO_MORE_HEDGES,
     Attempts,
     Enqueue,
     ReadRequests,
@@ -75,11 +76,10 @@ from .failed_calls import (
     response_source,
 )
 from .idempotency import with_key
-from .keeper import KeptDelivery
+from .keeper import IS_DELIVERY, KeptDelivery
 from .metadata import call_metadata, new_nonce, result_of, with_attempt
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable, Iterable
     from contextvars import Context
 
@@ -110,7 +110,6 @@ class CallFactory:
         state: ClientState,
         method: str,
         kind: Kind,
-        waiting: weakref.WeakSet[RetryingCall] | None = None,
         config: MethodConfig | None = None,
         serialize: Callable[[Any], bytes] | None = None,
     ) -> None:
@@ -120,14 +119,12 @@ class CallFactory:
             state: The state of the client.
             method: The full name of the method.
             kind: The kind of call.
-            waiting: Calls add themselves here while they wait for their next attempt.
             config: The configuration; None for that of the client's policies.
             serialize: The serializer of requests, for a journal; None if they are bytes.
         """
         self.state = state
         self.method = method
         self.kind = kind
-        self.waiting = waiting
         self.serialize = serialize
         config = self.config = state.configs.config_for(method) if config is None else config
         self.has_final_policy = config.failback is not None or config.default_response is not None
@@ -141,7 +138,7 @@ class CallFactory:
     def _in_context(self) -> CallFactory:
         """Make a factory with the `call_options` of the running context."""
         config = self.state.current_config(self.method)
-        return CallFactory(self.state, self.method, self.kind, self.waiting, config, self.serialize)
+        return CallFactory(self.state, self.method, self.kind, config, self.serialize)
 
     def begin(
         self,
@@ -401,10 +398,9 @@ class RetryingCall(Relay):
         if self._wait is not None:
             self._wait.cancel()
         self.pause()
-        if self._factory.waiting is not None:
-            self._factory.waiting.add(self)
         self._wait = _TimerWait(self._state, self._context, self._go_on, self._timer_stopped)
         self._wait.start(at_ns, self.time_remaining)
+        self._state.channel_calls.add_waiting(self)
 
     def _timer_stopped(self) -> None:
         self.attempts.timer_stopped()
@@ -668,9 +664,8 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
         self._tried = []
 
     def _follow_first(self, attempt: Any) -> Any:
-        if self._factory.waiting is not None:
-            self._factory.waiting.add(self)
         self._make_attempts(hedged=True)
+        self._state.channel_calls.add_waiting(self)
         self._follow(attempt)
         self._go_on()
         return self
@@ -743,6 +738,8 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
             return
         if isinstance(error, grpc.RpcError):
             self._decide(attempt, error)
+        elif self._running and self._state.channel_calls.is_closed:  # during the grace of `close`
+            self.attempts.decided(NO_MORE_HEDGES)
         else:
             self.finish(attempt if has_ended(attempt) else failed_call(self.kind, error))
 
@@ -814,17 +811,21 @@ class Delivery(KeptDelivery):
     async def __call__(self, *requests: Any) -> Any:
         """Make an attempt and wait for its end; raises its failure."""
         self.attempts += 1
-        call = _CALLS[self.calls.kind](
-            self.calls,
-            NO_POLICY,
-            self.start,
-            requests if self.calls.kind.streams_requests else requests[0],
-            self.timeout_s,
-            with_current_trace(with_attempt(self._metadata, self.attempts)),
-            self._wait_for_ready,
-            started_ns=0,
-            deadline_ns=NEVER,
-        ).first_attempt(self.timeout_s)
+        token = IS_DELIVERY.set(True)
+        try:
+            call = _CALLS[self.calls.kind](
+                self.calls,
+                NO_POLICY,
+                self.start,
+                requests if self.calls.kind.streams_requests else requests[0],
+                self.timeout_s,
+                with_current_trace(with_attempt(self._metadata, self.attempts)),
+                self._wait_for_ready,
+                started_ns=0,
+                deadline_ns=NEVER,
+            ).first_attempt(self.timeout_s)
+        finally:
+            IS_DELIVERY.reset(token)
         if isinstance(call, CoroutineType):
             call = await call
         if not self.calls.kind.streams_responses:

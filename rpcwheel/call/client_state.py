@@ -12,9 +12,12 @@ Nothing in this module waits or does I/O. Any thread may use it.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+import weakref
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.admission.targets import Breakers
@@ -35,6 +38,7 @@ from .config import (
     attempt_deadline_ns,
 )
 from .failed_calls import ClientFailback
+from .keeper import IS_DELIVERY
 from .policy import CallPolicy, checked_calls
 
 if TYPE_CHECKING:
@@ -56,6 +60,52 @@ TIMER_CHECK_INTERVAL_S: Final = 1.0
 
 MAX_OPTION_BUDGETS: Final = 256
 """Retry budgets of `call_options` that a client keeps. A program may compute ever new values."""
+
+
+class WaitsToBeSent(Protocol):
+    """A call or an attempt that begins when some time has passed, or another attempt has ended."""
+
+    def end_waiting(self) -> None:
+        """Do not begin: the channel was closed. Idempotent; must not block."""
+
+
+class ChannelCalls:
+    """The calls of one channel that end with it. Thread-safe; its references are weak."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer may end or begin a call at any time
+        self._waiting: weakref.WeakSet[WaitsToBeSent] = weakref.WeakSet()
+        self._running: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.is_closed = False
+        """Whether `end_waiting` was called."""
+
+    def add_running(self, call: Any) -> None:
+        """Add a call for `running`."""
+        with contextlib.suppress(TypeError), self._lock:  # of an interceptor, with slots
+            self._running.add(call)
+
+    @property
+    def running(self) -> list[Any]:
+        """The calls of `add_running`."""
+        with self._lock:
+            return list(self._running)
+
+    def add_waiting(self, call: WaitsToBeSent) -> None:
+        """Add a call or an attempt that begins to wait, unless it is one of a delivery."""
+        if IS_DELIVERY.get():
+            return
+        with self._lock:
+            self._waiting.add(call)
+        if self.is_closed:
+            call.end_waiting()
+
+    def end_waiting(self) -> None:
+        """End what waits now or later, because the channel is closed."""
+        self.is_closed = True
+        with self._lock:
+            calls = list(self._waiting)
+        for call in calls:
+            call.end_waiting()
 
 
 class ClientState:
@@ -92,6 +142,8 @@ class ClientState:
         """The event loop of the calls, if they are of grpc.aio and have an `admission`."""
         self.admission: TargetAdmission | None = None
         """Decides whether attempts are sent; None if no method has policies for that."""
+        self.channel_calls = ChannelCalls()
+        """What ends with the channel; nothing, if the calls are of interceptors."""
         self.refuse: Callable[[], Never] | None = None
         """Raises the error of a call on a closed channel; None while the channel is open."""
         self._timer = checked_timer(timer)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+IS_DELIVERY: Final[ContextVar[bool]] = ContextVar("rpcwheel_delivery", default=False)
+"""Whether the attempt that begins is one of a queued call, which does not end with its channel."""
 
 
 class ChannelKeeper:

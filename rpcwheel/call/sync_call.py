@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import weakref
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -75,7 +74,7 @@ from .failed_calls import (
     response_source,
 )
 from .idempotency import with_key
-from .keeper import KeptDelivery
+from .keeper import IS_DELIVERY, KeptDelivery
 from .metadata import call_metadata, new_nonce, result_of, with_attempt
 from .sync_requests import RequestStream
 
@@ -124,39 +123,6 @@ def with_reusable_metadata(details: Any) -> Any:
     return details if reusable is metadata else copy_details(details)._replace(metadata=reusable)
 
 
-class ChannelCalls:
-    """The calls of one channel that end with it. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._running: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def add_running(self, call: AnyCall) -> None:
-        """Add a call that `cancel_running` is to cancel. The reference to it is weak."""
-        with contextlib.suppress(TypeError), self._lock:  # of an interceptor, with slots
-            self._running.add(call)
-
-    def cancel_running(self) -> None:
-        """Cancel the calls of `add_running`."""
-        with self._lock:
-            calls = list(self._running)
-        for call in calls:
-            call.cancel()
-
-    def add_waiting(self, call: _BackoffWait | CallAttempts) -> None:
-        """Add a call that begins to wait. The reference to it is weak."""
-        with self._lock:
-            self._waiting.add(call)
-
-    def end_waiting(self) -> None:
-        """Make the next attempts now. The channel is closed, so this ends the calls."""
-        with self._lock:
-            calls = list(self._waiting)
-        for call in calls:
-            call.end_waiting()
-
-
 class _BackoffWait:
     """The wait of a blocking call for its next attempt."""
 
@@ -164,6 +130,7 @@ class _BackoffWait:
         self.over = threading.Event()
 
     def end_waiting(self, _: object = None) -> None:
+        """Make the next attempt now; if the channel is closed, that ends the call."""
         self.over.set()
 
 
@@ -190,7 +157,6 @@ class ClientCall:
         "serialize",
         "start_delivery",
         "state",
-        "waiting",
     )
 
     def __init__(
@@ -201,7 +167,6 @@ class ClientCall:
         details: Any,
         request: Any,
         begun: tuple[MethodConfig, int, int, int] | None = None,
-        waiting: ChannelCalls | None = None,
     ) -> None:
         """Begin a call, or continue with a call whose first attempt was made.
 
@@ -213,11 +178,9 @@ class ClientCall:
             request: The message, or the iterator of messages.
             begun: The configuration and the result of `ClientState.begin`, if the first attempt was
                 made; None if not.
-            waiting: The call adds itself here while it waits for its next attempt.
         """
         self.state = state
         self.kind = kind
-        self.waiting = waiting
         self.method: str = details.method
         if begun is None:
             config = state.current_config(self.method)
@@ -305,8 +268,8 @@ class ClientCall:
         """Make another attempt."""
         if self.attempts.hedged:
             emit(HedgeSent(self.method, attempt.number))
-        if self.state.refuse is not None:
-            return _channel_closed()
+        if self.state.channel_calls.is_closed:
+            return channel_closed()
         left_s = seconds_left(attempt.deadline_ns, self.state.now_ns())
         details = details_with_timeout(self._details, left_s)
         self.nonce = new_nonce() if self.config.sends_nonces else None
@@ -316,7 +279,7 @@ class ClientCall:
             return self._start(details._replace(metadata=metadata), self._next_request())
         except ValueError as error:
             if is_channel_closed_error(error):
-                return _channel_closed()
+                return channel_closed()
             raise
         finally:
             if token is not None:
@@ -362,7 +325,7 @@ class ClientCall:
         """
         attempts = self.attempts
         if is_channel_closed_error(error):  # the error of a blocking retry has no status
-            return call if has_status(error) or attempts.number == 1 else _channel_closed()
+            return call if has_status(error) or attempts.number == 1 else channel_closed()
         if not has_status(error):
             return call
         buffered = self.requests is None or self.requests.is_buffered
@@ -479,8 +442,7 @@ class ClientCall:
         """
         state, deadline_ns = self.state, self._deadline_ns
         pause = _BackoffWait()
-        if self.waiting is not None:
-            self.waiting.add_waiting(pause)
+        state.channel_calls.add_waiting(pause)
         delay_s = (at_ns - state.now_ns()) / 1e9
         timeout = state.schedule(pause.end_waiting, max(0, delay_s), f"retry of {self.method}")
         if timeout is None:
@@ -532,7 +494,11 @@ class Delivery(KeptDelivery):
         self.attempts += 1
         metadata = with_current_trace(with_attempt(self._details.metadata, self.attempts))
         request = iter(requests) if self._kind.streams_requests else requests[0]
-        call = self._start(self._details._replace(metadata=metadata), request)
+        token = IS_DELIVERY.set(True)
+        try:
+            call = self._start(self._details._replace(metadata=metadata), request)
+        finally:
+            IS_DELIVERY.reset(token)
         if not self._kind.streams_responses:
             return call
         for _ in call:
@@ -540,8 +506,8 @@ class Delivery(KeptDelivery):
         return None
 
 
-def _channel_closed() -> FinishedError:
-    """The end of a call whose channel was closed between two attempts, as in grpc."""
+def channel_closed() -> FinishedError:
+    """The end of a call whose channel was closed while no attempt ran, as in grpc."""
     return FinishedError(grpc.StatusCode.CANCELLED, CLOSED_DURING_CALL)
 
 
@@ -858,8 +824,7 @@ class CallAttempts:
 
     def _wait_until(self, at_ns: int) -> None:
         call, state = self.call, self.call.state
-        if call.waiting is not None:
-            call.waiting.add_waiting(self)
+        state.channel_calls.add_waiting(self)
         self._timer = state.timer
         delay_s = max(0, at_ns - state.now_ns()) / 1e9
         name = "hedging" if self._hedged else "retry"
@@ -899,7 +864,7 @@ class CallAttempts:
         with self._changed:
             over = self._attempts.channel_closed()
         if over:
-            self._finish(_channel_closed())
+            self._finish(channel_closed())
 
     # --- The end ---
 

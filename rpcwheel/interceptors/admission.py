@@ -18,7 +18,6 @@ import grpc
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import (
-    CLOSED_DURING_CALL,
     Details,
     InternalCallback,
     code_for,
@@ -30,10 +29,10 @@ from rpcwheel._grpc.calls import (
 )
 from rpcwheel._grpc.counted import begin_observed
 from rpcwheel._grpc.finished import FinishedError
-from rpcwheel.admission.method import Admitted, NotSent, Waiting
+from rpcwheel.admission.method import Admitted, NotSent, Reason, Waiting
 from rpcwheel.call.client_state import TIMER_CHECK_INTERVAL_S
 from rpcwheel.call.metadata import not_sent_metadata
-from rpcwheel.call.sync_call import DeferredCall
+from rpcwheel.call.sync_call import DeferredCall, channel_closed
 from rpcwheel.rpc import classes_by_kind
 
 if TYPE_CHECKING:
@@ -92,6 +91,7 @@ def _begin(
     """
     entered = admission.enter(details.timeout)
     if isinstance(entered, Waiting):
+        state.channel_calls.add_waiting(entered)
         if not waits_here:
             waiting = entered
             try:
@@ -127,6 +127,8 @@ def wait_on_thread(waiting: Waiting) -> Admitted | NotSent:
 
 def _not_sent(result: NotSent) -> FinishedError:
     """Make the end of an attempt that is not sent."""
+    if result.reason is Reason.CLOSED:
+        return channel_closed()
     error = FinishedError(
         grpc.StatusCode[result.reason.code],
         result.reason.details,
@@ -178,7 +180,7 @@ class _AdmittedCall(DeferredCall):
             except ValueError as error:
                 if not is_channel_closed_error(error):
                     raise
-                self._finish(FinishedError(grpc.StatusCode.CANCELLED, CLOSED_DURING_CALL))
+                self._finish(channel_closed())
             else:
                 self.begin(attempt)
         else:
@@ -209,6 +211,7 @@ class _AdmittedMulticallable:
         if entered.__class__ is not Admitted:
             began_s = time.monotonic()
             if isinstance(entered, Waiting):
+                self._state.channel_calls.add_waiting(entered)
                 entered = wait_on_thread(entered)
             if isinstance(entered, NotSent):
                 raise _not_sent(entered)

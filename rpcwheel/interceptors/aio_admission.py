@@ -14,9 +14,9 @@ import grpc
 
 from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc.aio_counted import begin_observed, begin_observed_awaited
-from rpcwheel._grpc.aio_finished import failed_call
-from rpcwheel._grpc.calls import aio_metadata, set_not_sent
-from rpcwheel.admission.method import NotSent, Waiting
+from rpcwheel._grpc.aio_finished import failed_call, finished_call
+from rpcwheel._grpc.calls import CANCELLED_HERE, aio_metadata, set_not_sent
+from rpcwheel.admission.method import NotSent, Reason, Waiting
 from rpcwheel.call.aio_call import begin_deferred
 from rpcwheel.call.client_state import TIMER_CHECK_INTERVAL_S
 from rpcwheel.call.metadata import not_sent_metadata
@@ -60,6 +60,7 @@ def begin_admitted(
         options |= {"timeout": timeout, "metadata": metadata}
         return begin_observed(admission, entered, start, request, **options)
     waiting = entered
+    calls.state.channel_calls.add_waiting(waiting)
 
     async def start_later(
         request: Any,
@@ -130,6 +131,8 @@ async def wait_on_loop(waiting: Waiting) -> Admitted | NotSent:
 
 
 def _not_sent(kind: Kind, result: NotSent) -> FinishedCall:
+    if result.reason is Reason.CLOSED:
+        return finished_call(kind, grpc.StatusCode.CANCELLED, CANCELLED_HERE)
     """Make the end of an attempt that is not sent."""
     error = grpc.aio.AioRpcError(
         grpc.StatusCode[result.reason.code],

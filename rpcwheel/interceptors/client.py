@@ -37,7 +37,6 @@ from rpcwheel.call.idempotency import with_key
 from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.call.metadata import call_metadata, new_nonce, with_attempt
 from rpcwheel.call.sync_call import (
-    ChannelCalls,
     ClientCall,
     begin,
     with_defaults,
@@ -209,7 +208,6 @@ class InterceptedChannel(multicallable.Channel):
         self._channel = channel
         self._state = state
         self.call_policy = state.policy
-        self._waiting = ChannelCalls()
         self._on_close: Callable[[], object] | None = None
         self._owner = owner
         if owner is not None:
@@ -260,13 +258,14 @@ class InterceptedChannel(multicallable.Channel):
             kept = self._owner.keep(self, keeper)
         else:
             kept = False
+        state.channel_calls.end_waiting()  # before running calls end, for whose end others wait
         if kept:
             for callback in tuple(self._subscribers):
                 self.unsubscribe(callback)
-            self._waiting.cancel_running()
+            for call in state.channel_calls.running:
+                call.cancel()
         else:
             self._channel.close()
-        self._waiting.end_waiting()
         if self._on_close is not None:
             self._on_close()
 
@@ -300,7 +299,7 @@ class InterceptedChannel(multicallable.Channel):
                 kind, attempts, counts.attempts.method(method, kind.grpc_type)
             )
         attempts = _admitted(state, kind, method, attempts)
-        uncounted = _MULTICALLABLES[kind](state, self._waiting, kind, method, attempts, serialize)
+        uncounted = _MULTICALLABLES[kind](state, kind, method, attempts, serialize)
         if counts is None:
             return uncounted
         return counted_multicallable(kind, uncounted, counts.client.method(method, kind.grpc_type))
@@ -334,20 +333,17 @@ class _InterceptedMulticallable:
         "_method",
         "_serialize",
         "_state",
-        "_waiting",
     )
 
     def __init__(
         self,
         state: ClientState,
-        waiting: ChannelCalls,
         kind: Kind,
         method: str,
         below: Any,
         serialize: Callable[[Any], bytes] | None,
     ) -> None:
         self._state = state
-        self._waiting = waiting
         self._kind = kind
         self._method = method
         self._config = state.configs.config_for(method)
@@ -361,7 +357,7 @@ class _InterceptedMulticallable:
         begun = begin(call)
         is_kept = self._keeper is not None and self._keeper.is_used
         if is_kept and hasattr(begun, "cancel"):  # a generator of an interceptor has no `cancel`
-            self._waiting.add_running(begun)
+            self._state.channel_calls.add_running(begun)
             if self._state.refuse is not None:  # the channel was closed meanwhile
                 begun.cancel()
         return begun
@@ -391,7 +387,7 @@ class _InterceptedMulticallable:
         begun: Begun | None = None,
     ) -> ClientCall:
         details = Details(self._method, *options)
-        call = ClientCall(self._state, self._kind, start, details, request, begun, self._waiting)
+        call = ClientCall(self._state, self._kind, start, details, request, begun)
         call.start_delivery = self._begin_attempt  # no worker thread is blocked
         call.serialize = self._serialize
         return call

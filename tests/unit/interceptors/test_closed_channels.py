@@ -5,7 +5,7 @@ import pytest
 
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call import CallPolicy
-from rpcwheel.call.sync_call import ChannelCalls
+from rpcwheel.call.client_state import ChannelCalls
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors.sync import FailbackQueues, apply_policies
 
@@ -68,4 +68,23 @@ class Slotted:
 def test_close_leaves_calls_without_weak_references():
     calls = ChannelCalls()
     calls.add_running(Slotted())
-    calls.cancel_running()
+    assert calls.running == []
+
+
+class Waiting:
+    """A call that waits for its next attempt."""
+
+    has_ended = False
+
+    def end_waiting(self):
+        self.has_ended = True
+
+
+def test_a_call_that_begins_to_wait_when_its_channel_was_closed_ends():
+    calls, before, after = ChannelCalls(), Waiting(), Waiting()
+    calls.add_waiting(before)
+    assert not before.has_ended
+    calls.end_waiting()
+    calls.add_waiting(after)
+    assert before.has_ended
+    assert after.has_ended
