@@ -192,6 +192,7 @@ class RetryingCall(Relay):
     Most calls succeed, so values that only a failed attempt needs are computed after a failure.
     """
 
+    _hedged = False  # whether attempts may run at the same time
     # Class attributes are the initial values: a call that succeeds sets few of them.
     _requests: RequestStream | None = None  # an iterator of requests that may be sent again
     _attempts: Attempts | None = None  # made after the first failure
@@ -339,11 +340,10 @@ class RetryingCall(Relay):
     @property
     def attempts(self) -> Attempts:
         """The decisions about the attempts."""
-        return self._attempts or self._make_attempts()
-
-    def _make_attempts(self, *, hedged: bool = False) -> Attempts:
-        budget, times = self._state.budget_of(self._config), (self._started_ns, self._deadline_ns)
-        self._attempts = Attempts(self.method, self._config, *times, budget, hedged=hedged)
+        if self._attempts is None:
+            config, times = self._config, (self._started_ns, self._deadline_ns)
+            budget = self._state.budget_of(config)
+            self._attempts = Attempts(self.method, config, *times, budget, hedged=self._hedged)
         return self._attempts
 
     def _decide(self, call: Any, error: grpc.RpcError) -> None:
@@ -479,9 +479,12 @@ class RetryingCall(Relay):
     def _carry_out(self, command: ReadRequests | Enqueue | Response | Exception | None) -> None:
         """End with what the policies have decided, after the steps of failback."""
         call, error = self._failed
+        requests = self._requests
         match command:
+            case ReadRequests() if requests is not None and not requests.is_over:
+                self._run_task(self._read_rest(requests, command))
             case ReadRequests():
-                self._read_requests(command)
+                self._requests_read(command)
             case Enqueue() if self._config.durable:
                 self._run_task(self._store(command, error))
             case Enqueue():
@@ -500,14 +503,6 @@ class RetryingCall(Relay):
         self._task = loop.create_task(coroutine, context=self._context.copy())
 
     # --- Failback ---
-
-    def _read_requests(self, command: ReadRequests) -> None:
-        """Read the rest of the requests."""
-        requests = self._requests
-        if requests is None or requests.is_over:
-            self._requests_read(command)
-        else:
-            self._run_task(self._read_rest(requests, command))
 
     async def _read_rest(self, requests: RequestStream, command: ReadRequests) -> None:
         with contextlib.suppress(Exception):  # of the user's iterator
@@ -656,6 +651,8 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
     As a relay it has no running attempt; it ends with the attempt that decides the call.
     """
 
+    _hedged = True
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._running: list[Any] = []
@@ -664,7 +661,6 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
         self._tried = []
 
     def _follow_first(self, attempt: Any) -> Any:
-        self._make_attempts(hedged=True)
         self._state.channel_calls.add_waiting(self)
         self._follow(attempt)
         self._go_on()

@@ -667,8 +667,8 @@ class RetryingCall(grpc.Call, grpc.Future):
 
     def __del__(self) -> None:
         attempts = getattr(self, "_attempts", None)
-        if attempts is not None:
-            attempts.drop()
+        if attempts is not None and attempts.final is None:
+            attempts.cancel(COLLECTED)
 
     def __repr__(self) -> str:
         final = self._attempts.final
@@ -828,7 +828,9 @@ class CallAttempts:
         self._timer = state.timer
         delay_s = max(0, at_ns - state.now_ns()) / 1e9
         name = "hedging" if self._hedged else "retry"
-        timeout = state.schedule(self._due, delay_s, f"{name} of {call.method}")
+        timeout = state.schedule(
+            lambda _: self._run_on_worker(self._go_on), delay_s, f"{name} of {call.method}"
+        )
         if timeout is None:
             self._timer_stopped()
             return
@@ -837,9 +839,6 @@ class CallAttempts:
                 timeout, self._timeout = self._timeout, timeout
         if timeout is not None:
             timeout.cancel()
-
-    def _due(self, _: Timeout) -> None:
-        self._run_on_worker(self._go_on)
 
     def _timer_stopped(self) -> None:
         with self._changed:
@@ -934,11 +933,6 @@ class CallAttempts:
             if has_ended(attempt) and failure_of(attempt) is None:
                 return False
         return self._finish(FinishedError(grpc.StatusCode.CANCELLED, details, cancelled=True))
-
-    def drop(self) -> None:
-        """Cancel the call because its caller has dropped it."""
-        if self.final is None:
-            self.cancel(COLLECTED)
 
     def code(self) -> grpc.StatusCode | None:
         """Return the status code; None before the end."""
