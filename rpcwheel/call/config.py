@@ -75,9 +75,9 @@ class RetryConfig:
             retry_on=retry_on if limit is None else retry_on | {"DEADLINE_EXCEEDED"},
             max_attempts=policy.max_attempts,
             backoff=Backoff(policy.backoff),
-            attempt_timeout_ns=NEVER if limit is None else to_ns(limit),
+            attempt_timeout_ns=_ns(limit),
             idempotent=idempotent,
-            max_pushback_ns=NEVER if policy.max_pushback is None else to_ns(policy.max_pushback),
+            max_pushback_ns=_ns(policy.max_pushback),
             replay_buffer_bytes=policy.replay_buffer_bytes,
             budget=budget_key(policy),
         )
@@ -102,7 +102,7 @@ class HedgingConfig:
             max_attempts=policy.max_attempts,
             non_fatal=policy.non_fatal_codes,
             budget=budget_key(policy),
-            max_pushback_ns=NEVER if policy.max_pushback is None else to_ns(policy.max_pushback),
+            max_pushback_ns=_ns(policy.max_pushback),
         )
 
 

@@ -44,20 +44,19 @@ if TYPE_CHECKING:
     from rpcwheel.rpc import Kind
 
 
-def admitted_multicallable(
-    kind: Kind, below: Any, method: str, admission: MethodAdmission, state: ClientState
-) -> Any:
-    """Return a multicallable of the same kind whose calls are sent if `admission` allows it."""
-    return _MULTICALLABLES[kind](below, method, admission, state)
+def admitted_multicallable(state: ClientState, kind: Kind, method: str, below: Any) -> Any:
+    """Return a multicallable that sends attempts only if the policies of a client allow it."""
+    admission = state.admission_of(method, kind)
+    return below if admission is None else _MULTICALLABLES[kind](below, method, admission, state)
 
 
 def admitted_continuation(
-    kind: Kind,
-    continuation: Callable[[Any, Any], AnyCall],
-    admission: MethodAdmission,
-    state: ClientState,
+    state: ClientState, kind: Kind, method: str, continuation: Callable[[Any, Any], AnyCall]
 ) -> Callable[[Any, Any], AnyCall]:
-    """Return a continuation of an interceptor, whose calls are sent if `admission` allows it."""
+    """Return a continuation that sends attempts only if the policies of a client allow it."""
+    admission = state.admission_of(method, kind)
+    if admission is None:
+        return continuation
     waits_here = is_blocking_unary(continuation) is True
 
     def start(details: Any, request: Any) -> AnyCall:

@@ -88,25 +88,18 @@ class ClientInterceptor(
                 count = partial(_intercept_counted, state.counts, kind, getattr(self, name))
                 setattr(self, name, count)
 
-    def _admitted(self, kind: Kind, continuation: Continuation, details: Any) -> Continuation:
-        """Return a continuation that sends attempts only if the policies allow it."""
-        admission = self._state.admission_of(details.method, kind)
-        if admission is None:
-            return continuation
-        return admitted_continuation(kind, continuation, admission, self._state)
-
     def intercept_unary_unary(
         self, continuation: Continuation, client_call_details: Any, request: Any
     ) -> AnyCall:
         """Make a call with one request and one response."""
-        continuation = self._admitted(Kind.UNARY_UNARY, continuation, client_call_details)
-        make = partial(ClientCall, self._state, Kind.UNARY_UNARY, continuation)
+        state, method = self._state, client_call_details.method
+        continuation = admitted_continuation(state, Kind.UNARY_UNARY, method, continuation)
+        make = partial(ClientCall, state, Kind.UNARY_UNARY, continuation)
         blocking = is_blocking_unary(continuation)
         if not blocking:
             return begin(make(client_call_details, request), may_block=blocking is None)
         # Most calls need only their first attempt, so that is made without a `ClientCall`.
         client_call_details = with_reusable_metadata(client_call_details)
-        state, method = self._state, client_call_details.method
         config = state.current_config(method)
         now_ns, deadline_ns, attempt_ns = state.begin(config, client_call_details.timeout)
         begun = config, now_ns, deadline_ns, attempt_ns
@@ -134,10 +127,9 @@ class ClientInterceptor(
         self, continuation: Continuation, client_call_details: Any, request_iterator: Iterator[Any]
     ) -> AnyCall:
         """Make a call with a stream of requests and one response."""
-        continuation = self._admitted(Kind.STREAM_UNARY, continuation, client_call_details)
-        call = ClientCall(
-            self._state, Kind.STREAM_UNARY, continuation, client_call_details, request_iterator
-        )
+        state, kind = self._state, Kind.STREAM_UNARY
+        continuation = admitted_continuation(state, kind, client_call_details.method, continuation)
+        call = ClientCall(state, kind, continuation, client_call_details, request_iterator)
         blocking = is_blocking_unary(continuation)
         return call.run() if blocking else begin(call, may_block=blocking is None)
 
@@ -156,8 +148,9 @@ class ClientInterceptor(
     def _stream(
         self, kind: Kind, continuation: Continuation, client_call_details: Any, requests: Any
     ) -> AnyCall:
-        continuation = self._admitted(kind, continuation, client_call_details)
-        return begin(ClientCall(self._state, kind, continuation, client_call_details, requests))
+        state, method = self._state, client_call_details.method
+        continuation = admitted_continuation(state, kind, method, continuation)
+        return begin(ClientCall(state, kind, continuation, client_call_details, requests))
 
 
 def _intercept_counted(
@@ -216,7 +209,9 @@ class InterceptedChannel(multicallable.Channel):
         state.begin_admission(channel_target(channel), is_shared=has_address(channel))
         if state.admission is not None:
             state.admission.channels.add(self)
-        stored_calls = StoredCalls(channel, state.counts, admitted=partial(_admitted, state))
+        stored_calls = StoredCalls(
+            channel, state.counts, admitted=partial(admitted_multicallable, state)
+        )
         self._routes = JournalRoutes(state, channel, stored_calls)
 
     def on_close(self, callback: Callable[[], object]) -> None:
@@ -298,19 +293,11 @@ class InterceptedChannel(multicallable.Channel):
             attempts = counted_multicallable(
                 kind, attempts, counts.attempts.method(method, kind.grpc_type)
             )
-        attempts = _admitted(state, kind, method, attempts)
+        attempts = admitted_multicallable(state, kind, method, attempts)
         uncounted = _MULTICALLABLES[kind](state, kind, method, attempts, serialize)
         if counts is None:
             return uncounted
         return counted_multicallable(kind, uncounted, counts.client.method(method, kind.grpc_type))
-
-
-def _admitted(state: ClientState, kind: Kind, method: str, attempts: Any) -> Any:
-    """Return a multicallable that sends attempts only if the policies allow it."""
-    admission = state.admission_of(method, kind)
-    if admission is None:
-        return attempts
-    return admitted_multicallable(kind, attempts, method, admission, state)
 
 
 def _refuse() -> Never:
