@@ -734,7 +734,11 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
             return
         if isinstance(error, grpc.RpcError):
             self._decide(attempt, error)
-        elif self._running and self._state.channel_calls.is_closed:  # during the grace of `close`
+        elif (
+            isinstance(error, asyncio.CancelledError)
+            and self._running
+            and self._state.channel_calls.is_closed
+        ):  # during the grace of `close`
             self.attempts.decided(NO_MORE_HEDGES)
         else:
             self.finish(attempt if has_ended(attempt) else failed_call(self.kind, error))
