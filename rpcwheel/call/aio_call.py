@@ -248,8 +248,8 @@ class RetryingCall(Relay):
         return server_of(self._source)
 
     def end_waiting(self) -> None:
-        """Cancel the call if no attempt runs, because its channel is closed."""
-        if self.is_current(None):
+        """Plan no further attempt, and cancel the call if none runs; its channel is closed."""
+        if self.attempts.channel_closed():
             self.cancel()
 
     # --- The first attempt ---
@@ -709,10 +709,6 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
 
     async def _begin_awaited(self, attempt: Any) -> None:
         self._follow(await self._await_attempt(attempt))
-
-    def end_waiting(self) -> None:
-        if self.attempts.channel_closed():
-            self.cancel()
 
     def _on_hedge_done(self, attempt: Any, _: Any) -> None:
         if self.done() or attempt not in self._running:

@@ -199,6 +199,22 @@ def test_a_program_may_keep_only_a_stub(world, shop, policy, new_queues, url):
     assert len(shop.calls) == 2
 
 
+def test_a_call_that_is_being_stored_does_not_end_with_its_channel(
+    world, shop, client, url, script
+):
+    begun, answers = threading.Event(), threading.Event()
+    script["append"] = lambda: begun.set() or answers.wait(WAIT_S)
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.01, max_attempts=2)
+    channel = client(idempotent=True, retry=retry)  # the call has waited for an attempt before
+    call = world.call(channel, timeout=WAIT_S)
+    assert begun.wait(WAIT_S)
+    world.do(channel.close)
+    answers.set()
+    assert call.result() == LATER
+    assert len(stored(url)) == 1
+
+
 # --- The idempotency key ---
 
 RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0, max_attempts=2)
