@@ -207,9 +207,11 @@ class _AdmittedMulticallable:
         """Make an attempt on the caller's thread and return its response."""
         admission = self._admission
         entered = admission.enter(timeout)
+        has_waited = False
         if entered.__class__ is not Admitted:
             began_s = time.monotonic()
             if isinstance(entered, Waiting):
+                has_waited = True
                 self._state.channel_calls.add_waiting(entered)
                 entered = wait_on_thread(entered)
             if isinstance(entered, NotSent):
@@ -220,6 +222,8 @@ class _AdmittedMulticallable:
             response = getattr(self._below, name)(request, timeout, metadata, *others)
         except BaseException as error:
             admission.end(entered, code_for(admission, error))
+            if has_waited and isinstance(error, ValueError) and is_channel_closed_error(error):
+                raise channel_closed() from None
             raise
         admission.end(entered, "OK")
         return response

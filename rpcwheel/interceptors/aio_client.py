@@ -116,13 +116,14 @@ class InterceptedChannel(aio_multicallable.Channel):
             self._state.admission.channels.discard(self)
         if self._on_close is not None:
             self._on_close()
-        self._state.channel_calls.end_waiting()  # no new attempts during the grace
         owner, keeper = self._owner, self._state.failback.keeper
+        if owner is not None:
+            self._state.refuse = _refuse  # first: what ends may run callbacks that begin calls
+        self._state.channel_calls.end_waiting()  # no new attempts during the grace
         self._loop = asyncio.get_running_loop()
         if owner is None or keeper is None:
             await self._channel.close(grace)
         else:
-            self._state.refuse = _refuse
             kept = owner.keep(self, keeper)
             await (self._end_calls(grace) if kept else self._channel.close(grace))
 

@@ -247,14 +247,12 @@ class InterceptedChannel(multicallable.Channel):
         state = self._state
         if state.admission is not None:
             state.admission.channels.discard(self)
-        keeper = state.failback.keeper
-        if self._owner is not None and keeper is not None:
+        owner, keeper = self._owner, state.failback.keeper
+        if owner is not None:
             state.refuse = _refuse
-            kept = self._owner.keep(self, keeper)
-        else:
-            kept = False
-        state.channel_calls.end_waiting()  # before running calls end, for whose end others wait
-        if kept:
+        # Before running calls end, for whose end others wait, and the connections may be closed.
+        state.channel_calls.end_waiting()
+        if owner is not None and keeper is not None and owner.keep(self, keeper):
             for callback in tuple(self._subscribers):
                 self.unsubscribe(callback)
             for call in state.channel_calls.running:

@@ -392,6 +392,37 @@ def test_a_call_that_waits_is_not_sent_after_a_channel_with_a_queued_call_is_clo
     world.do(kit.close, 0)
 
 
+class ClosesInTheSecondCall(grpc.UnaryUnaryClientInterceptor):
+    """Closes a channel after a call has begun, before the request is given to gRPC."""
+
+    def __init__(self):
+        self.channel = None
+        self.calls = 0
+
+    def intercept_unary_unary(self, continuation, details, request):
+        self.calls += 1
+        if self.calls == 2:
+            self.channel.close()
+        return continuation(details, request)
+
+
+@pytest.mark.parametrize("settings", [PLAIN, RETRIED], ids=["plain", "retried"])
+@ways("sync blocking")
+def test_a_call_that_has_waited_ends_if_its_channel_is_closed_before_it_is_sent(
+    shop, client, busy, timer, settings
+):
+    inner = ClosesInTheSecondCall()
+    channel, first = busy(api="channel", inner=[inner], **settings)
+    inner.channel = channel
+    second = client.begin(channel)
+    wait_until(lambda: timer.pending == 1)
+    shop.calls[0].ended.set()
+    assert client.answer(first) == b"x"
+    assert second.code() is grpc.StatusCode.CANCELLED
+    assert second.error().details() == "Channel closed!"
+    assert len(shop.calls) == 1
+
+
 def test_a_delivery_that_waits_is_sent_although_its_channel_is_closed(shop, world, timer, waiting):
     settings = {"concurrency": WAITS, "failback": QUEUED, "timer": timer} | PLAIN
     kit = world.do(world.api.Kit, **settings)

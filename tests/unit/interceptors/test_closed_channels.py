@@ -88,3 +88,17 @@ def test_a_call_that_begins_to_wait_when_its_channel_was_closed_ends():
     calls.add_waiting(after)
     assert before.has_ended
     assert after.has_ended
+
+
+def test_close_ends_waiting_calls_before_the_connections_may_close(open_channel, monkeypatch):
+    channel, waiting, ended = open_channel(Inner(None)), Waiting(), []
+    channel._state.channel_calls.add_waiting(waiting)
+    keep = FailbackQueues.keep
+
+    def note_and_keep(*args):
+        ended.append(waiting.has_ended)
+        return keep(*args)
+
+    monkeypatch.setattr(FailbackQueues, "keep", note_and_keep)
+    channel.close()
+    assert ended == [True]
