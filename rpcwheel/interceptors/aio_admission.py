@@ -131,9 +131,9 @@ async def wait_on_loop(waiting: Waiting) -> Admitted | NotSent:
 
 
 def _not_sent(kind: Kind, result: NotSent) -> FinishedCall:
+    """Make the end of an attempt that is not sent."""
     if result.reason is Reason.CLOSED:
         return finished_call(kind, grpc.StatusCode.CANCELLED, CANCELLED_HERE)
-    """Make the end of an attempt that is not sent."""
     error = grpc.aio.AioRpcError(
         grpc.StatusCode[result.reason.code],
         grpc.aio.Metadata(),
