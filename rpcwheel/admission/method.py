@@ -64,7 +64,8 @@ class Reason(enum.Enum):
     CONCURRENCY = "concurrency"
     DEADLINE = "deadline"
     CLOSED = "closed"
-    """Of the channel. Not counted in metrics, as a call that is canceled is not."""
+    """The channel was closed. Not counted in metrics, as a call that is canceled is not. It has no
+    status here: its caller gets that of a closed channel."""
 
     @property
     def code(self) -> str:
@@ -87,7 +88,6 @@ _STATUS: Final = {
         "DEADLINE_EXCEEDED",
         "the timeout has passed while the call waited, because of the concurrency limit",
     ),
-    Reason.CLOSED: ("CANCELLED", "the channel was closed"),
 }
 
 
