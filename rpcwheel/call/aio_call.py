@@ -76,7 +76,7 @@ from .failed_calls import (
     response_source,
 )
 from .idempotency import with_key
-from .keeper import IS_DELIVERY, KeptDelivery
+from .keeper import KeptDelivery
 from .metadata import call_metadata, new_nonce, result_of, with_attempt
 
 if TYPE_CHECKING:
@@ -398,9 +398,9 @@ class RetryingCall(Relay):
         if self._wait is not None:
             self._wait.cancel()
         self.pause()
-        self._wait = _TimerWait(self._state, self._context, self._go_on, self._timer_stopped)
-        self._wait.start(at_ns, self.time_remaining)
-        self._state.channel_calls.add_waiting(self)
+        if self._state.channel_calls.add_waiting(self):
+            self._wait = _TimerWait(self._state, self._context, self._go_on, self._timer_stopped)
+            self._wait.start(at_ns, self.time_remaining)
 
     def _timer_stopped(self) -> None:
         self.attempts.timer_stopped()
@@ -807,8 +807,7 @@ class Delivery(KeptDelivery):
     async def __call__(self, *requests: Any) -> Any:
         """Make an attempt and wait for its end; raises its failure."""
         self.attempts += 1
-        token = IS_DELIVERY.set(True)
-        try:
+        with self.calls.state.channel_calls.delivery():
             call = _CALLS[self.calls.kind](
                 self.calls,
                 NO_POLICY,
@@ -820,8 +819,6 @@ class Delivery(KeptDelivery):
                 started_ns=0,
                 deadline_ns=NEVER,
             ).first_attempt(self.timeout_s)
-        finally:
-            IS_DELIVERY.reset(token)
         if isinstance(call, CoroutineType):
             call = await call
         if not self.calls.kind.streams_responses:

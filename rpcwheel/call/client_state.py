@@ -13,11 +13,11 @@ Nothing in this module waits or does I/O. Any thread may use it.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import weakref
+from contextvars import ContextVar
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.admission.targets import Breakers
@@ -38,11 +38,10 @@ from .config import (
     attempt_deadline_ns,
 )
 from .failed_calls import ClientFailback
-from .keeper import IS_DELIVERY
 from .policy import CallPolicy, checked_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Never
 
     from rpcwheel.admission.method import MethodAdmission
@@ -55,6 +54,8 @@ if TYPE_CHECKING:
     from .failback_policy import FailbackPolicy
     from .failed_calls import FailedCallQueue
 
+CallT = TypeVar("CallT")
+
 TIMER_CHECK_INTERVAL_S: Final = 1.0
 """How often a thread that waits for a timer checks whether the timer was stopped."""
 
@@ -62,50 +63,78 @@ MAX_OPTION_BUDGETS: Final = 256
 """Retry budgets of `call_options` that a client keeps. A program may compute ever new values."""
 
 
-class WaitsToBeSent(Protocol):
-    """A call or an attempt that begins when some time has passed, or another attempt has ended."""
+class WaitingCall(Protocol):
+    """A call or an attempt that waits for some time, or for the end of another attempt."""
 
     def end_waiting(self) -> None:
-        """Do not begin: the channel was closed. Idempotent; must not block."""
+        """Begin no further attempt, and end if none runs: the channel was closed.
+
+        Idempotent; must not block.
+        """
 
 
 class ChannelCalls:
-    """The calls of one channel that end with it. Thread-safe; its references are weak."""
+    """The calls of one channel that end with it. Its references to them are weak.
+
+    Thread-safe without a lock: a finalizer may add or end a call at any time, also on a thread that
+    is here. So no code of Python iterates over the calls, and each is found by its `id`.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finalizer may end or begin a call at any time
-        self._waiting: weakref.WeakSet[WaitsToBeSent] = weakref.WeakSet()
-        self._running: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._waiting: weakref.WeakValueDictionary[int, WaitingCall] = weakref.WeakValueDictionary()
+        self._running: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.is_closed = False
-        """Whether `end_waiting` was called."""
+        """Whether the channel was closed. No attempt may begin after a wait, with any channel. New
+        calls are refused by `ClientState.refuse`, or by gRPC."""
 
     def add_running(self, call: Any) -> None:
         """Add a call for `running`."""
-        with contextlib.suppress(TypeError), self._lock:  # of an interceptor, with slots
-            self._running.add(call)
+        with contextlib.suppress(TypeError):  # of an interceptor, with slots
+            self._running[id(call)] = call
 
     @property
     def running(self) -> list[Any]:
         """The calls of `add_running`."""
-        with self._lock:
-            return list(self._running)
+        return _alive(self._running)
 
-    def add_waiting(self, call: WaitsToBeSent) -> None:
-        """Add a call or an attempt that begins to wait, unless it is one of a delivery."""
-        if IS_DELIVERY.get():
-            return
-        with self._lock:
-            self._waiting.add(call)
+    @contextlib.contextmanager
+    def delivery(self) -> Iterator[None]:
+        """Begin an attempt of a queued call of the channel, which does not end with it."""
+        token = _DELIVERING.set(self)
+        try:
+            yield
+        finally:
+            _DELIVERING.reset(token)
+
+    def add_waiting(self, call: WaitingCall) -> bool:
+        """Add a call or an attempt that begins to wait, unless it is one of a `delivery`.
+
+        Returns:
+            Whether it may wait. If not, the channel was closed, and its `end_waiting` was called.
+        """
+        if _DELIVERING.get() is self:
+            return True
+        self._waiting[id(call)] = call
         if self.is_closed:
             call.end_waiting()
+            return False
+        return True
 
     def end_waiting(self) -> None:
         """End what waits now or later, because the channel is closed."""
         self.is_closed = True
-        with self._lock:
-            calls = list(self._waiting)
-        for call in calls:
+        for call in _alive(self._waiting):
             call.end_waiting()
+
+
+_DELIVERING: Final[ContextVar[ChannelCalls | None]] = ContextVar("rpcwheel_delivery", default=None)
+"""The channel of the queued call whose attempt begins. An attempt of an outer channel may make
+calls on an inner one, and these end with the inner one."""
+
+
+def _alive(calls: weakref.WeakValueDictionary[int, CallT]) -> list[CallT]:
+    references = calls.valuerefs()  # copied without code of Python
+    return [call for reference in references if (call := reference()) is not None]
 
 
 class ClientState:
@@ -143,9 +172,11 @@ class ClientState:
         self.admission: TargetAdmission | None = None
         """Decides whether attempts are sent; None if no method has policies for that."""
         self.channel_calls = ChannelCalls()
-        """What ends with the channel; nothing, if the calls are of interceptors."""
+        """The calls that end when the channel is closed. Interceptors never close it."""
         self.refuse: Callable[[], Never] | None = None
-        """Raises the error of a call on a closed channel; None while the channel is open."""
+        """Raises the error of a call on a closed channel. None while the channel is open, and for
+        channels without an owner: they close their connections, so gRPC refuses calls. Those of a
+        kit may keep them for queued calls."""
         self._timer = checked_timer(timer)
         self.now_ns = clock_of(timer)
         """The clock of the timer in use."""

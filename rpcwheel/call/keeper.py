@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import threading
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-IS_DELIVERY: Final[ContextVar[bool]] = ContextVar("rpcwheel_delivery", default=False)
-"""Whether the attempt that begins is one of a queued call, which does not end with its channel."""
 
 
 class ChannelKeeper:

@@ -74,7 +74,7 @@ from .failed_calls import (
     response_source,
 )
 from .idempotency import with_key
-from .keeper import IS_DELIVERY, KeptDelivery
+from .keeper import KeptDelivery
 from .metadata import call_metadata, new_nonce, result_of, with_attempt
 from .sync_requests import RequestStream
 
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .attempts import Step
-    from .client_state import ClientState
+    from .client_state import ChannelCalls, ClientState
     from .config import MethodConfig
     from .failback_policy import FailbackPolicy
 
@@ -392,8 +392,15 @@ class ClientCall:
                 queue = self.state.failback.queue_of(policy, self.config.queue)
                 outcome: str | None = queue.enqueue_rpc(error, failed)
                 return outcome
-            number, key = self.attempts.number, self.state.failback.key
-            delivery = Delivery(self.method, self.kind, self.start_delivery, details, number, key)
+            delivery = Delivery(
+                self.method,
+                self.kind,
+                self.start_delivery,
+                details,
+                self.attempts.number,
+                self.state.failback.key,
+                self.state.channel_calls,
+            )
             return self.state.failback.enqueue(policy, self.config, error, delivery, *messages)
         except Exception as raised:  # noqa: BLE001 - a refusal, or of user code
             return raised
@@ -438,11 +445,13 @@ class ClientCall:
     def _wait_until(self, at_ns: int) -> bool:
         """Wait on this thread; False if the timer was stopped or takes no timeout.
 
-        Does not wait past the deadline, even if a task blocks the timer's thread.
+        If the channel is closed, returns at once: the next attempt ends the call. Does not wait
+        past the deadline, even if a task blocks the timer's thread.
         """
         state, deadline_ns = self.state, self._deadline_ns
         pause = _BackoffWait()
-        state.channel_calls.add_waiting(pause)
+        if not state.channel_calls.add_waiting(pause):
+            return True
         delay_s = (at_ns - state.now_ns()) / 1e9
         timeout = state.schedule(pause.end_waiting, max(0, delay_s), f"retry of {self.method}")
         if timeout is None:
@@ -463,7 +472,7 @@ class ClientCall:
 class Delivery(KeptDelivery):
     """Makes a queued call again. Failback calls it with the requests."""
 
-    __slots__ = ("_details", "_kind", "_start")
+    __slots__ = ("_channel_calls", "_details", "_kind", "_start")
 
     def __init__(
         self,
@@ -473,6 +482,7 @@ class Delivery(KeptDelivery):
         details: Details,
         attempts: int,
         channel: object = None,
+        channel_calls: ChannelCalls | None = None,
     ) -> None:
         """Keep what is needed to make the call.
 
@@ -483,22 +493,26 @@ class Delivery(KeptDelivery):
             details: The call details of each attempt.
             attempts: The number of attempts so far.
             channel: The same for all calls of a channel, whose deliveries are paced together.
+            channel_calls: The calls of the channel, with which deliveries do not end; None if it
+                has no policies.
         """
         super().__init__(method, channel, details.timeout, attempts)
         self._kind = kind
         self._start = start
         self._details = details
+        self._channel_calls = channel_calls
 
     def __call__(self, *requests: Any) -> Any:
         """Return the call, for whose end failback waits. Reads a response stream to its end."""
         self.attempts += 1
         metadata = with_current_trace(with_attempt(self._details.metadata, self.attempts))
         request = iter(requests) if self._kind.streams_requests else requests[0]
-        token = IS_DELIVERY.set(True)
-        try:
-            call = self._start(self._details._replace(metadata=metadata), request)
-        finally:
-            IS_DELIVERY.reset(token)
+        details = self._details._replace(metadata=metadata)
+        if self._channel_calls is None:
+            call = self._start(details, request)
+        else:
+            with self._channel_calls.delivery():
+                call = self._start(details, request)
         if not self._kind.streams_responses:
             return call
         for _ in call:
@@ -824,7 +838,8 @@ class CallAttempts:
 
     def _wait_until(self, at_ns: int) -> None:
         call, state = self.call, self.call.state
-        state.channel_calls.add_waiting(self)
+        if not state.channel_calls.add_waiting(self):
+            return
         self._timer = state.timer
         delay_s = max(0, at_ns - state.now_ns()) / 1e9
         name = "hedging" if self._hedged else "retry"

@@ -210,7 +210,10 @@ class InterceptedChannel(multicallable.Channel):
         if state.admission is not None:
             state.admission.channels.add(self)
         stored_calls = StoredCalls(
-            channel, state.counts, admitted=partial(admitted_multicallable, state)
+            channel,
+            state.counts,
+            admitted=partial(admitted_multicallable, state),
+            channel_calls=state.channel_calls,
         )
         self._routes = JournalRoutes(state, channel, stored_calls)
 

@@ -82,12 +82,23 @@ class Waiting:
 
 def test_a_call_that_begins_to_wait_when_its_channel_was_closed_ends():
     calls, before, after = ChannelCalls(), Waiting(), Waiting()
-    calls.add_waiting(before)
+    assert calls.add_waiting(before)
     assert not before.has_ended
     calls.end_waiting()
-    calls.add_waiting(after)
+    assert not calls.add_waiting(after)
     assert before.has_ended
     assert after.has_ended
+
+
+def test_a_delivery_ends_with_an_inner_channel_and_not_with_its_own():
+    own, inner, of_own, of_inner = ChannelCalls(), ChannelCalls(), Waiting(), Waiting()
+    with own.delivery():
+        assert own.add_waiting(of_own)
+        assert inner.add_waiting(of_inner)
+    own.end_waiting()
+    inner.end_waiting()
+    assert not of_own.has_ended
+    assert of_inner.has_ended
 
 
 def test_close_ends_waiting_calls_before_the_connections_may_close(open_channel, monkeypatch):
