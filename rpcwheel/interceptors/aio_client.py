@@ -29,7 +29,7 @@ from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S, is_answered
 
 from .aio_admission import begin_admitted, begin_admitted_awaited
-from .routes import JournalRoutes
+from .journal_routes import JournalRoutes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine

@@ -47,7 +47,7 @@ from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S, is_answered
 
 from .admission import admitted_continuation, admitted_multicallable
-from .routes import JournalRoutes
+from .journal_routes import JournalRoutes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
