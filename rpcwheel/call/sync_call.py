@@ -146,7 +146,9 @@ class ClientCall:
         "_deadline_ns",
         "_details",
         "_request",
+        "_serialize",
         "_start",
+        "_start_delivery",
         "_started_ns",
         "_tried",
         "config",
@@ -154,8 +156,6 @@ class ClientCall:
         "method",
         "nonce",
         "requests",
-        "serialize",
-        "start_delivery",
         "state",
     )
 
@@ -167,6 +167,9 @@ class ClientCall:
         details: Any,
         request: Any,
         begun: tuple[MethodConfig, int, int, int] | None = None,
+        *,
+        start_delivery: Start | None = None,
+        serialize: Callable[[Any], bytes] | None = None,
     ) -> None:
         """Begin a call, or continue with a call whose first attempt was made.
 
@@ -178,6 +181,9 @@ class ClientCall:
             request: The message, or the iterator of messages.
             begun: The configuration and the result of `ClientState.begin`, if the first attempt was
                 made; None if not.
+            start_delivery: Makes an attempt in the background, after failback has queued the call;
+                None for `start`.
+            serialize: The serializer of requests, for a journal; None if they are bytes.
         """
         self.state = state
         self.kind = kind
@@ -191,10 +197,8 @@ class ClientCall:
         self.nonce: str | None = None
         """The nonce of the newest attempt; None if it has none."""
         self._start = start
-        self.start_delivery = start
-        """Makes an attempt in the background, after failback has queued the call."""
-        self.serialize: Callable[[Any], bytes] | None = None
-        """The serializer of requests, for a journal; None if they are bytes."""
+        self._start_delivery = start if start_delivery is None else start_delivery
+        self._serialize = serialize
         details = with_defaults(with_reusable_metadata(details), self.config)
         if self.config.durable:
             details = copy_details(details)._replace(metadata=with_key(details.metadata))
@@ -387,7 +391,7 @@ class ClientCall:
             if self.config.durable:
                 stored = details._replace(metadata=original.metadata)
                 failed = self.state.failback.failed_rpc(
-                    policy, self.kind, stored, messages, self.serialize
+                    policy, self.kind, stored, messages, self._serialize
                 )
                 queue = self.state.failback.queue_of(policy, self.config.queue)
                 outcome: str | None = queue.enqueue_rpc(error, failed)
@@ -395,7 +399,7 @@ class ClientCall:
             delivery = Delivery(
                 self.method,
                 self.kind,
-                self.start_delivery,
+                self._start_delivery,
                 details,
                 self.attempts.number,
                 self.state.failback.key,

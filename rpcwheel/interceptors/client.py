@@ -375,10 +375,16 @@ class _InterceptedMulticallable:
         begun: Begun | None = None,
     ) -> ClientCall:
         details = Details(self._method, *options)
-        call = ClientCall(self._state, self._kind, start, details, request, begun)
-        call.start_delivery = self._begin_attempt  # no worker thread is blocked
-        call.serialize = self._serialize
-        return call
+        return ClientCall(
+            self._state,
+            self._kind,
+            start,
+            details,
+            request,
+            begun,
+            start_delivery=self._begin_attempt,  # no worker thread is blocked
+            serialize=self._serialize,
+        )
 
 
 class _Succeeded:
