@@ -247,11 +247,11 @@ class ReconnectingBase(Generic[T]):
     def _close_all(self) -> list[T]:
         """Accept no more calls; returns the transports to close. A second call returns none."""
         with self._lock:
-            transports = self.transports.close()
+            closing = self.transports.close()
             timeouts, self._drain_timeouts = list(self._drain_timeouts.values()), {}
         for timeout in timeouts:
             timeout.cancel()
-        return transports
+        return closing
 
     # --- For users ---
 
