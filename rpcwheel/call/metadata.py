@@ -1,4 +1,4 @@
-"""What the calls of a client add to metadata, and what they read from that of failures.
+"""What the calls of a client add to metadata, and the result of a failed attempt.
 
 * Calls have a criticality (`call_metadata`).
 * Attempts after the first carry the number of previous attempts (gRFC A6, `with_attempt`).

@@ -45,7 +45,10 @@ if TYPE_CHECKING:
 
 
 def admitted_multicallable(state: ClientState, kind: Kind, method: str, below: Any) -> Any:
-    """Return a multicallable that sends attempts only if the policies of a client allow it."""
+    """Return a multicallable that sends attempts only if the policies of a client allow it.
+
+    If the method has no such policies, that is `below` itself.
+    """
     admission = state.admission_of(method, kind)
     return below if admission is None else _MULTICALLABLES[kind](below, method, admission, state)
 
@@ -53,7 +56,10 @@ def admitted_multicallable(state: ClientState, kind: Kind, method: str, below: A
 def admitted_continuation(
     state: ClientState, kind: Kind, method: str, continuation: Callable[[Any, Any], AnyCall]
 ) -> Callable[[Any, Any], AnyCall]:
-    """Return a continuation that sends attempts only if the policies of a client allow it."""
+    """Return a continuation that sends attempts only if the policies of a client allow it.
+
+    If the method has no such policies, that is `continuation` itself.
+    """
     admission = state.admission_of(method, kind)
     if admission is None:
         return continuation
