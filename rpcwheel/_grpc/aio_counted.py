@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 
 def begin_counted(
-    counts: MethodCounts, begin: Callable[..., Any], *args: Any, **options: Any
+    counts: MethodCounts, start: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
-    """Return the call `begin(*args, **options)`, and count its begin and its end."""
-    return begin_observed(counts, counts.begin(), begin, *args, **options)
+    """Return the call `start(*args, **options)`, and count its begin and its end."""
+    return begin_observed(counts, counts.begin(), start, *args, **options)
 
 
 def begin_observed(
-    counts: CallObserver, began_ns: Any, begin: Callable[..., Any], *args: Any, **options: Any
+    counts: CallObserver, began_ns: Any, start: Callable[..., Any], *args: Any, **options: Any
 ) -> Any:
-    """Return the call `begin(*args, **options)`, and report its end."""
+    """Return the call `start(*args, **options)`, and report its end."""
     try:
-        call = begin(*args, **options)
+        call = start(*args, **options)
     except BaseException as error:
         counts.end(began_ns, code_for(counts, error))
         raise
@@ -51,18 +51,18 @@ def begin_observed(
 
 
 async def begin_counted_awaited(
-    counts: MethodCounts, begin: Callable[..., Awaitable[Any]], *args: Any
+    counts: MethodCounts, start: Callable[..., Awaitable[Any]], *args: Any
 ) -> Any:
-    """Return the call `await begin(*args)`, and count its begin and its end."""
-    return await begin_observed_awaited(counts, counts.begin(), begin, *args)
+    """Return the call `await start(*args)`, and count its begin and its end."""
+    return await begin_observed_awaited(counts, counts.begin(), start, *args)
 
 
 async def begin_observed_awaited(
-    counts: CallObserver, began_ns: Any, begin: Callable[..., Awaitable[Any]], *args: Any
+    counts: CallObserver, began_ns: Any, start: Callable[..., Awaitable[Any]], *args: Any
 ) -> Any:
-    """Return the call `await begin(*args)`, and report its end."""
+    """Return the call `await start(*args)`, and report its end."""
     try:
-        call = await begin(*args)
+        call = await start(*args)
     except BaseException as error:
         counts.end(began_ns, code_for(counts, error))
         raise

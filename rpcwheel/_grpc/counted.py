@@ -33,27 +33,27 @@ def counted_continuation(
 ) -> Callable[[Any, Any], AnyCall]:
     """Return a continuation of an interceptor that counts the calls of another one."""
 
-    def begin(details: Any, request: Any) -> AnyCall:
+    def start(details: Any, request: Any) -> AnyCall:
         return begin_counted(counts, continuation, details, request)
 
-    begin.__qualname__ = getattr(continuation, "__qualname__", "")  # for `is_blocking_unary`
-    return begin
+    start.__qualname__ = getattr(continuation, "__qualname__", "")  # for `is_blocking_unary`
+    return start
 
 
-def begin_counted(counts: MethodCounts, begin: Callable[..., AnyCall], *args: Any) -> AnyCall:
-    """Return the call `begin(*args)`, which may have ended, and count its begin and its end.
+def begin_counted(counts: MethodCounts, start: Callable[..., AnyCall], *args: Any) -> AnyCall:
+    """Return the call `start(*args)`, which may have ended, and count its begin and its end.
 
     An iterator that is not a call, such as a generator of an interceptor, is returned in a wrapper.
     """
-    return begin_observed(counts, counts.begin(), begin, *args)
+    return begin_observed(counts, counts.begin(), start, *args)
 
 
 def begin_observed(
-    counts: CallObserver, began_ns: Any, begin: Callable[..., AnyCall], *args: Any
+    counts: CallObserver, began_ns: Any, start: Callable[..., AnyCall], *args: Any
 ) -> AnyCall:
-    """Return the call `begin(*args)` as `begin_counted` does, and report only its end."""
+    """Return the call `start(*args)` as `begin_counted` does, and report only its end."""
     try:
-        call = begin(*args)
+        call = start(*args)
     except BaseException as error:
         counts.end(began_ns, code_for(counts, error))
         raise

@@ -63,6 +63,9 @@ class Reason(enum.Enum):
     RATE = "rate"
     CONCURRENCY = "concurrency"
     DEADLINE = "deadline"
+    CLOSED = "closed"
+    """The channel was closed. Not counted in metrics, as a call that is canceled is not. It has no
+    status here: its caller gets that of a closed channel."""
 
     @property
     def code(self) -> str:
@@ -108,6 +111,7 @@ class Waiting:
     """An attempt that may be sent later. Ends once: with a result, or by `cancel`."""
 
     __slots__ = (
+        "__weakref__",
         "_admission",
         "_callback",
         "_due",
@@ -215,6 +219,11 @@ class Waiting:
         result = NotSent(reason, pushback_ns)
         if self.end(result):
             self._admission.refused(self, self._token, result.reason)
+
+    def end_waiting(self) -> None:
+        """End as an attempt that is not sent, because its channel is closed. Idempotent."""
+        if self.end(NotSent(Reason.CLOSED)):
+            self._admission.forget(self, self._token)
 
     def wait_for_token(self, delay_ns: int) -> None:
         """Wait until a token of the rate limit may be used."""

@@ -56,11 +56,13 @@ from .aio_requests import RequestStream
 from .attempts import (
     CHANNEL_CLOSED,
     DEADLINE_PASSED,
+    NO_MORE_HEDGES,
     Attempts,
     Enqueue,
     ReadRequests,
     Response,
     Wait,
+    with_other_server,
 )
 from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .config import CALL_OPTIONS, MethodConfig
@@ -75,11 +77,9 @@ from .failed_calls import (
 )
 from .idempotency import with_key
 from .keeper import KeptDelivery
-from .metadata import call_metadata, new_nonce
-from .retry import result_of, with_attempt, with_other_server
+from .metadata import call_metadata, new_nonce, result_of, with_attempt
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable, Iterable
     from contextvars import Context
 
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
 
     from .client_state import ClientState
     from .failback_policy import FailbackPolicy
-    from .retry import Metadata
+    from .metadata import Metadata
 
 Start: TypeAlias = "Callable[..., Any]"
 """Begins an attempt: `start(request, timeout=..., metadata=..., wait_for_ready=...)` returns a
@@ -110,8 +110,8 @@ class CallFactory:
         state: ClientState,
         method: str,
         kind: Kind,
-        waiting: weakref.WeakSet[RetryingCall] | None = None,
         config: MethodConfig | None = None,
+        serialize: Callable[[Any], bytes] | None = None,
     ) -> None:
         """Make the factory.
 
@@ -119,13 +119,13 @@ class CallFactory:
             state: The state of the client.
             method: The full name of the method.
             kind: The kind of call.
-            waiting: Calls add themselves here while they wait for their next attempt.
             config: The configuration; None for that of the client's policies.
+            serialize: The serializer of requests, for a journal; None if they are bytes.
         """
         self.state = state
         self.method = method
         self.kind = kind
-        self.waiting = waiting
+        self.serialize = serialize
         config = self.config = state.configs.config_for(method) if config is None else config
         self.has_final_policy = config.failback is not None or config.default_response is not None
         stalls = kind.streams_responses and config.has_message_timeout
@@ -138,7 +138,7 @@ class CallFactory:
     def _in_context(self) -> CallFactory:
         """Make a factory with the `call_options` of the running context."""
         config = self.state.current_config(self.method)
-        return CallFactory(self.state, self.method, self.kind, self.waiting, config)
+        return CallFactory(self.state, self.method, self.kind, config, self.serialize)
 
     def begin(
         self,
@@ -192,6 +192,7 @@ class RetryingCall(Relay):
     Most calls succeed, so values that only a failed attempt needs are computed after a failure.
     """
 
+    _hedged = False  # whether attempts may run at the same time
     # Class attributes are the initial values: a call that succeeds sets few of them.
     _requests: RequestStream | None = None  # an iterator of requests that may be sent again
     _attempts: Attempts | None = None  # made after the first failure
@@ -247,8 +248,8 @@ class RetryingCall(Relay):
         return server_of(self._source)
 
     def end_waiting(self) -> None:
-        """Cancel the call if no attempt runs, because its channel is closed."""
-        if self.is_current(None):
+        """Plan no further attempt, and cancel the call if none runs; its channel is closed."""
+        if self.attempts.channel_closed():
             self.cancel()
 
     # --- The first attempt ---
@@ -339,11 +340,10 @@ class RetryingCall(Relay):
     @property
     def attempts(self) -> Attempts:
         """The decisions about the attempts."""
-        return self._attempts or self._make_attempts()
-
-    def _make_attempts(self, *, hedged: bool = False) -> Attempts:
-        budget, times = self._state.budget_of(self._config), (self._started_ns, self._deadline_ns)
-        self._attempts = Attempts(self.method, self._config, *times, budget, hedged=hedged)
+        if self._attempts is None:
+            config, times = self._config, (self._started_ns, self._deadline_ns)
+            budget = self._state.budget_of(config)
+            self._attempts = Attempts(self.method, config, *times, budget, hedged=self._hedged)
         return self._attempts
 
     def _decide(self, call: Any, error: grpc.RpcError) -> None:
@@ -398,10 +398,9 @@ class RetryingCall(Relay):
         if self._wait is not None:
             self._wait.cancel()
         self.pause()
-        if self._factory.waiting is not None:
-            self._factory.waiting.add(self)
-        self._wait = _TimerWait(self._state, self._context, self._go_on, self._timer_stopped)
-        self._wait.start(at_ns, self.time_remaining)
+        if self._state.channel_calls.add_waiting(self):
+            self._wait = _TimerWait(self._state, self._context, self._go_on, self._timer_stopped)
+            self._wait.start(at_ns, self.time_remaining)
 
     def _timer_stopped(self) -> None:
         self.attempts.timer_stopped()
@@ -480,9 +479,12 @@ class RetryingCall(Relay):
     def _carry_out(self, command: ReadRequests | Enqueue | Response | Exception | None) -> None:
         """End with what the policies have decided, after the steps of failback."""
         call, error = self._failed
+        requests = self._requests
         match command:
+            case ReadRequests() if requests is not None and not requests.is_over:
+                self._run_task(self._read_rest(requests, command))
             case ReadRequests():
-                self._read_requests(command)
+                self._requests_read(command)
             case Enqueue() if self._config.durable:
                 self._run_task(self._store(command, error))
             case Enqueue():
@@ -501,14 +503,6 @@ class RetryingCall(Relay):
         self._task = loop.create_task(coroutine, context=self._context.copy())
 
     # --- Failback ---
-
-    def _read_requests(self, command: ReadRequests) -> None:
-        """Read the rest of the requests."""
-        requests = self._requests
-        if requests is None or requests.is_over:
-            self._requests_read(command)
-        else:
-            self._run_task(self._read_rest(requests, command))
 
     async def _read_rest(self, requests: RequestStream, command: ReadRequests) -> None:
         with contextlib.suppress(Exception):  # of the user's iterator
@@ -553,7 +547,9 @@ class RetryingCall(Relay):
         outcome: str | Exception | None
         try:
             requests = self._requests_of_delivery()
-            failed = self._state.failback.failed_rpc(command.policy, self.kind, details, requests)
+            failed = self._state.failback.failed_rpc(
+                command.policy, self.kind, details, requests, self._factory.serialize
+            )
             queue = self._state.failback.queue_of(command.policy, self._config.queue)
             outcome = await queue.enqueue_rpc(error, failed)
         except Exception as raised:  # noqa: BLE001 - a refusal, or of user code
@@ -655,6 +651,8 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
     As a relay it has no running attempt; it ends with the attempt that decides the call.
     """
 
+    _hedged = True
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._running: list[Any] = []
@@ -663,9 +661,7 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
         self._tried = []
 
     def _follow_first(self, attempt: Any) -> Any:
-        if self._factory.waiting is not None:
-            self._factory.waiting.add(self)
-        self._make_attempts(hedged=True)
+        self._state.channel_calls.add_waiting(self)
         self._follow(attempt)
         self._go_on()
         return self
@@ -714,10 +710,6 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
     async def _begin_awaited(self, attempt: Any) -> None:
         self._follow(await self._await_attempt(attempt))
 
-    def end_waiting(self) -> None:
-        if self.attempts.channel_closed():
-            self.cancel()
-
     def _on_hedge_done(self, attempt: Any, _: Any) -> None:
         if self.done() or attempt not in self._running:
             return
@@ -738,6 +730,12 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
             return
         if isinstance(error, grpc.RpcError):
             self._decide(attempt, error)
+        elif (
+            isinstance(error, asyncio.CancelledError)
+            and self._running
+            and self._state.channel_calls.is_closed
+        ):  # during the grace of `close`
+            self.attempts.decided(NO_MORE_HEDGES)
         else:
             self.finish(attempt if has_ended(attempt) else failed_call(self.kind, error))
 
@@ -809,17 +807,18 @@ class Delivery(KeptDelivery):
     async def __call__(self, *requests: Any) -> Any:
         """Make an attempt and wait for its end; raises its failure."""
         self.attempts += 1
-        call = _CALLS[self.calls.kind](
-            self.calls,
-            NO_POLICY,
-            self.start,
-            requests if self.calls.kind.streams_requests else requests[0],
-            self.timeout_s,
-            with_current_trace(with_attempt(self._metadata, self.attempts)),
-            self._wait_for_ready,
-            started_ns=0,
-            deadline_ns=NEVER,
-        ).first_attempt(self.timeout_s)
+        with self.calls.state.channel_calls.delivery():
+            call = _CALLS[self.calls.kind](
+                self.calls,
+                NO_POLICY,
+                self.start,
+                requests if self.calls.kind.streams_requests else requests[0],
+                self.timeout_s,
+                with_current_trace(with_attempt(self._metadata, self.attempts)),
+                self._wait_for_ready,
+                started_ns=0,
+                deadline_ns=NEVER,
+            ).first_attempt(self.timeout_s)
         if isinstance(call, CoroutineType):
             call = await call
         if not self.calls.kind.streams_responses:

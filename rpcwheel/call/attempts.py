@@ -42,15 +42,15 @@ from rpcwheel.events import (
 from rpcwheel.events.events import BUDGET_USED_UP
 from rpcwheel.rpc import AttemptResult, NextAttempt, Stop
 
-from .retry import attempt_deadline_ns
+from .config import attempt_deadline_ns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .config import MethodConfig
+    from .budget import Budget
+    from .config import HedgingConfig, MethodConfig, RetryConfig
     from .failback_policy import FailbackPolicy
     from .matching import Matcher
-    from .retry import Budget, HedgingConfig, RetryConfig
 
 DEADLINE_TOLERANCE_NS: Final = 10_000_000
 """An attempt that ends with CANCELLED, was not canceled by its caller, and ends no earlier than
@@ -253,6 +253,25 @@ class RetryPlan:
 
     def canceled(self, attempts: int) -> None:
         """Do nothing: a canceled attempt counts as a success in the budget."""
+
+
+def with_other_server(result: AttemptResult, server: Any, tried: list[object]) -> AttemptResult:
+    """Return the result of a refused attempt, and whether another server may get the next one.
+
+    Args:
+        result: Of the attempt.
+        server: The subchannel of the attempt; None if the channel has only one server.
+        tried: The subchannels that the call was sent to. This one is added. If there is no other,
+            all are removed: the next attempt is made after the pushback, and may go to any.
+    """
+    if server is None:
+        return result
+    if server not in tried:
+        tried.append(server)
+    if server.has_other(tried):
+        return replace(result, has_other_server=True)
+    tried.clear()
+    return result
 
 
 def _asks_for_itself(result: AttemptResult) -> bool:

@@ -12,9 +12,12 @@ Nothing in this module waits or does I/O. Any thread may use it.
 
 from __future__ import annotations
 
+import contextlib
 import time
+import weakref
+from contextvars import ContextVar
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.admission.targets import Breakers
@@ -26,13 +29,19 @@ from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import checked_timer, clock_of, timer_name
 
-from .config import CALL_OPTIONS, MAX_METHODS, MethodConfigs, admission_settings
+from .budget import Budget, BudgetKey, budget_key, new_budget
+from .config import (
+    CALL_OPTIONS,
+    MAX_METHODS,
+    MethodConfigs,
+    admission_settings,
+    attempt_deadline_ns,
+)
 from .failed_calls import ClientFailback
-from .policy import CallPolicy, RetryThrottling, checked_calls
-from .retry import Budget, BudgetKey, RetryBudget, RetryThrottle, attempt_deadline_ns, budget_key
+from .policy import CallPolicy, checked_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Never
 
     from rpcwheel.admission.method import MethodAdmission
@@ -45,11 +54,87 @@ if TYPE_CHECKING:
     from .failback_policy import FailbackPolicy
     from .failed_calls import FailedCallQueue
 
+CallT = TypeVar("CallT")
+
 TIMER_CHECK_INTERVAL_S: Final = 1.0
 """How often a thread that waits for a timer checks whether the timer was stopped."""
 
 MAX_OPTION_BUDGETS: Final = 256
 """Retry budgets of `call_options` that a client keeps. A program may compute ever new values."""
+
+
+class WaitingCall(Protocol):
+    """A call or an attempt that waits for some time, or for the end of another attempt."""
+
+    def end_waiting(self) -> None:
+        """Begin no further attempt, and end if none runs: the channel was closed.
+
+        Idempotent; must not block.
+        """
+
+
+class ChannelCalls:
+    """The calls of one channel that end with it. Its references to them are weak.
+
+    Thread-safe without a lock: a finalizer may add or end a call at any time, also on a thread that
+    is here. So no code of Python iterates over the calls, and each is found by its `id`.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: weakref.WeakValueDictionary[int, WaitingCall] = weakref.WeakValueDictionary()
+        self._running: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.is_closed = False
+        """Whether the channel was closed. No attempt may begin after a wait, with any channel. New
+        calls are refused by `ClientState.refuse`, or by gRPC."""
+
+    def add_running(self, call: Any) -> None:
+        """Add a call for `running`."""
+        with contextlib.suppress(TypeError):  # of an interceptor, with slots
+            self._running[id(call)] = call
+
+    @property
+    def running(self) -> list[Any]:
+        """The calls of `add_running`."""
+        return _alive(self._running)
+
+    @contextlib.contextmanager
+    def delivery(self) -> Iterator[None]:
+        """Begin an attempt of a queued call of the channel, which does not end with it."""
+        token = _DELIVERING.set(self)
+        try:
+            yield
+        finally:
+            _DELIVERING.reset(token)
+
+    def add_waiting(self, call: WaitingCall) -> bool:
+        """Add a call or an attempt that begins to wait, unless it is one of a `delivery`.
+
+        Returns:
+            Whether it may wait. If not, the channel was closed, and its `end_waiting` was called.
+        """
+        if _DELIVERING.get() is self:
+            return True
+        self._waiting[id(call)] = call
+        if self.is_closed:
+            call.end_waiting()
+            return False
+        return True
+
+    def end_waiting(self) -> None:
+        """End what waits now or later, because the channel is closed."""
+        self.is_closed = True
+        for call in _alive(self._waiting):
+            call.end_waiting()
+
+
+_DELIVERING: Final[ContextVar[ChannelCalls | None]] = ContextVar("rpcwheel_delivery", default=None)
+"""The channel of the queued call whose attempt begins. An attempt of an outer channel may make
+calls on an inner one, and these end with the inner one."""
+
+
+def _alive(calls: weakref.WeakValueDictionary[int, CallT]) -> list[CallT]:
+    references = calls.valuerefs()  # copied without code of Python
+    return [call for reference in references if (call := reference()) is not None]
 
 
 class ClientState:
@@ -86,8 +171,12 @@ class ClientState:
         """The event loop of the calls, if they are of grpc.aio and have an `admission`."""
         self.admission: TargetAdmission | None = None
         """Decides whether attempts are sent; None if no method has policies for that."""
+        self.channel_calls = ChannelCalls()
+        """The calls that end when the channel is closed. Interceptors never close it."""
         self.refuse: Callable[[], Never] | None = None
-        """Raises the error of a call on a closed channel; None while the channel is open."""
+        """Raises the error of a call on a closed channel. None while the channel is open, and for
+        channels without an owner: they close their connections, so gRPC refuses calls. Those of a
+        kit may keep them for queued calls."""
         self._timer = checked_timer(timer)
         self.now_ns = clock_of(timer)
         """The clock of the timer in use."""
@@ -99,7 +188,7 @@ class ClientState:
             if each is not None
         ]
         self._budgets: dict[BudgetKey, Budget] = {
-            key: _budget(key) for key in map(budget_key, limited) if key is not None
+            key: new_budget(key) for key in map(budget_key, limited) if key is not None
         }
         self._option_budgets: dict[BudgetKey, Budget] = {}
         self._reported: set[str] = set()
@@ -180,7 +269,7 @@ class ClientState:
         if budget is None:
             if len(self._option_budgets) >= MAX_OPTION_BUDGETS:
                 self._option_budgets.clear()
-            budget = self._option_budgets.setdefault(key, _budget(key))
+            budget = self._option_budgets.setdefault(key, new_budget(key))
         return budget
 
     def watch_slow_call(self, method: str, config: MethodConfig) -> Timeout | None:
@@ -235,12 +324,6 @@ class ClientState:
         silent_s = to_seconds(config.message_timeout_ns)
         emit(StreamStalled(method, silent_s))
         return f"no message for {silent_s:g} s (message_timeout)"
-
-
-def _budget(key: BudgetKey) -> Budget:
-    if isinstance(key, RetryThrottling):
-        return RetryThrottle(key.max_tokens, key.token_ratio)
-    return RetryBudget(*key)
 
 
 def _report_slow(event: CallSlow, _: Timeout) -> None:

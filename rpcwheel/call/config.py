@@ -11,26 +11,104 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel.admission.targets import AdmissionSettings
+from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import ConfigurationError
 
+from .budget import BudgetKey, budget_key
 from .matching import Matcher
 from .policy import CallPolicy, DeadlinePolicy, DefaultResponsePolicy, MethodPolicy
-from .retry import BudgetKey, HedgingConfig, RetryConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import timedelta
     from typing import Unpack
 
+    from rpcwheel.rpc import AttemptResult
+
     from .failback_policy import FailbackPolicy
-    from .policy import MethodSettings
+    from .policy import HedgingPolicy, MethodSettings, RetryPolicy
 
 DEFAULT_BUFFER_BYTES: Final = 1 << 20
 """The size of the buffer of a request stream for failback, without a retry policy."""
 
 MAX_METHODS: Final = 4096
 """Methods whose configuration is cached. A proxy may call any name that its clients send."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryConfig:
+    """The retry settings of one method."""
+
+    retry_on: frozenset[str]
+    max_attempts: int
+    backoff: Backoff
+    attempt_timeout_ns: int
+    """`NEVER` for no limit."""
+    idempotent: bool
+    max_pushback_ns: int
+    """`NEVER` for no limit."""
+    replay_buffer_bytes: int
+    budget: BudgetKey | None
+    """The key of the budget for further attempts; None for no limit."""
+
+    def retries_after(self, result: AttemptResult) -> bool:
+        """Whether such a failure is retried: one of `retry_on`, or a refusal before the handler.
+
+        If the method is not idempotent, the refusal must be proven.
+        """
+        if result.code in self.retry_on:
+            return True
+        return result.refused and (self.idempotent or result.is_proven)
+
+    @classmethod
+    def from_policy(cls, policy: RetryPolicy, *, idempotent: bool) -> RetryConfig:
+        """Make the settings from the user's policy.
+
+        A method that is not idempotent is not retried after a timeout, so its attempts have none of
+        their own.
+        If attempts have a timeout, an attempt that exceeds it is retried.
+        """
+        retry_on: frozenset[str] = policy.retry_on
+        limit = policy.attempt_timeout if idempotent else None
+        return cls(
+            retry_on=retry_on if limit is None else retry_on | {"DEADLINE_EXCEEDED"},
+            max_attempts=policy.max_attempts,
+            backoff=Backoff(policy.backoff),
+            attempt_timeout_ns=_ns(limit),
+            idempotent=idempotent,
+            max_pushback_ns=_ns(policy.max_pushback),
+            replay_buffer_bytes=policy.replay_buffer_bytes,
+            budget=budget_key(policy),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HedgingConfig:
+    """A hedging policy as it applies to one idempotent method."""
+
+    delay_ns: int
+    max_attempts: int
+    non_fatal: frozenset[str]
+    budget: BudgetKey | None
+    """The key of the budget for further attempts; None for no limit."""
+    max_pushback_ns: int = NEVER
+
+    @classmethod
+    def from_policy(cls, policy: HedgingPolicy) -> HedgingConfig:
+        """Make the settings from the user's policy."""
+        return cls(
+            delay_ns=to_ns(policy.delay),
+            max_attempts=policy.max_attempts,
+            non_fatal=policy.non_fatal_codes,
+            budget=budget_key(policy),
+            max_pushback_ns=_ns(policy.max_pushback),
+        )
+
+
+def attempt_deadline_ns(config: RetryConfig | None, at_ns: int, deadline_ns: int) -> int:
+    """Return the deadline of an attempt that is made at `at_ns`, within that of the call."""
+    return deadline_ns if config is None else min(deadline_ns, at_ns + config.attempt_timeout_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.telemetry import components
 
-from .config import MAX_METHODS
 from .idempotency import checked_order_key, key_of, new_key
 
 if TYPE_CHECKING:
@@ -111,10 +110,6 @@ class ClientFailback:
         """Delivers stored calls through the channel, as long as this object exists."""
         self.keeper: ChannelKeeper | None = None
         """Counts the queued calls of the channel, if the kit has made it."""
-        self._serializers: dict[str, Callable[[Any], bytes]] = {}
-        """By method, if there is a journal."""
-        self._raw_methods: set[str] = set()
-        """Methods with a multicallable without a serializer."""
 
     def enqueue(
         self,
@@ -140,19 +135,13 @@ class ClientFailback:
                 delivery.release_channel()
         return outcome
 
-    def note_serializer(self, method: str, serialize: Callable[[Any], bytes] | None) -> None:
-        """Remember the serializer of a multicallable, for calls that are stored."""
-        if serialize is not None:
-            self._serializers[method] = serialize
-        elif len(self._raw_methods) < MAX_METHODS:
-            self._raw_methods.add(method)
-
     def failed_rpc(
         self,
         policy: FailbackPolicy,
         kind: Kind,
         details: Details,
         requests: Iterable[Any],
+        serialize: Callable[[Any], bytes] | None,
     ) -> FailedRpc:
         """Serialize a failed call, to be stored.
 
@@ -161,6 +150,7 @@ class ClientFailback:
             kind: The kind of call.
             details: Of the call, with the timeout of its deliveries.
             requests: All its requests.
+            serialize: The serializer of its multicallable; None if the requests are bytes.
 
         Raises:
             ConfigurationError: The policy is that of `call_options`.
@@ -171,23 +161,16 @@ class ClientFailback:
                 "a policy with a journal has no effect in call_options(), because nothing would "
                 "deliver its calls after a restart; give it to the client"
             )
-        messages, method = list(requests), details.method
-        serialize = self._serializers.get(method)
-        serialized = tuple(
-            message
-            if serialize is None or (isinstance(message, bytes) and method in self._raw_methods)
-            else serialize(message)
-            for message in messages
-        )
+        messages = list(requests)
         order_key: Any = policy.order_key
         if callable(order_key):
             order_key = order_key(messages[0]) if messages else None
         elif order_key is not None:
             order_key = dict(details.metadata or ()).get(order_key)
         return FailedRpc(
-            method=method,
+            method=details.method,
             kind=kind,
-            requests=serialized,
+            requests=tuple(messages if serialize is None else map(serialize, messages)),
             metadata=queued_metadata(details.metadata, policy),
             timeout_s=DELIVERY_TIMEOUT_S if details.timeout is None else details.timeout,
             wait_for_ready=details.wait_for_ready,

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import weakref
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -55,7 +54,16 @@ from rpcwheel.events import HedgeSent, emit
 from rpcwheel.rpc import TRIED, Kind, NextAttempt, Stop
 from rpcwheel.telemetry.tracing import with_current_trace
 
-from .attempts import CHANNEL_CLOSED, Attempts, Enqueue, ReadRequests, Response, State, Wait
+from .attempts import (
+    CHANNEL_CLOSED,
+    Attempts,
+    Enqueue,
+    ReadRequests,
+    Response,
+    State,
+    Wait,
+    with_other_server,
+)
 from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .failed_calls import (
     ANSWER_KEY,
@@ -67,8 +75,7 @@ from .failed_calls import (
 )
 from .idempotency import with_key
 from .keeper import KeptDelivery
-from .metadata import call_metadata, new_nonce
-from .retry import result_of, with_attempt, with_other_server
+from .metadata import call_metadata, new_nonce, result_of, with_attempt
 from .sync_requests import RequestStream
 
 if TYPE_CHECKING:
@@ -80,7 +87,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .attempts import Step
-    from .client_state import ClientState
+    from .client_state import ChannelCalls, ClientState
     from .config import MethodConfig
     from .failback_policy import FailbackPolicy
 
@@ -116,39 +123,6 @@ def with_reusable_metadata(details: Any) -> Any:
     return details if reusable is metadata else copy_details(details)._replace(metadata=reusable)
 
 
-class ChannelCalls:
-    """The calls of one channel that end with it. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._running: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def add_running(self, call: AnyCall) -> None:
-        """Add a call that `cancel_running` is to cancel. The reference to it is weak."""
-        with contextlib.suppress(TypeError), self._lock:  # of an interceptor, with slots
-            self._running.add(call)
-
-    def cancel_running(self) -> None:
-        """Cancel the calls of `add_running`."""
-        with self._lock:
-            calls = list(self._running)
-        for call in calls:
-            call.cancel()
-
-    def add_waiting(self, call: _BackoffWait | CallAttempts) -> None:
-        """Add a call that begins to wait. The reference to it is weak."""
-        with self._lock:
-            self._waiting.add(call)
-
-    def end_waiting(self) -> None:
-        """Make the next attempts now. The channel is closed, so this ends the calls."""
-        with self._lock:
-            calls = list(self._waiting)
-        for call in calls:
-            call.end_waiting()
-
-
 class _BackoffWait:
     """The wait of a blocking call for its next attempt."""
 
@@ -156,6 +130,7 @@ class _BackoffWait:
         self.over = threading.Event()
 
     def end_waiting(self, _: object = None) -> None:
+        """Make the next attempt now; if the channel is closed, that ends the call."""
         self.over.set()
 
 
@@ -171,7 +146,9 @@ class ClientCall:
         "_deadline_ns",
         "_details",
         "_request",
+        "_serialize",
         "_start",
+        "_start_delivery",
         "_started_ns",
         "_tried",
         "config",
@@ -179,9 +156,7 @@ class ClientCall:
         "method",
         "nonce",
         "requests",
-        "start_delivery",
         "state",
-        "waiting",
     )
 
     def __init__(
@@ -192,7 +167,9 @@ class ClientCall:
         details: Any,
         request: Any,
         begun: tuple[MethodConfig, int, int, int] | None = None,
-        waiting: ChannelCalls | None = None,
+        *,
+        start_delivery: Start | None = None,
+        serialize: Callable[[Any], bytes] | None = None,
     ) -> None:
         """Begin a call, or continue with a call whose first attempt was made.
 
@@ -204,11 +181,12 @@ class ClientCall:
             request: The message, or the iterator of messages.
             begun: The configuration and the result of `ClientState.begin`, if the first attempt was
                 made; None if not.
-            waiting: The call adds itself here while it waits for its next attempt.
+            start_delivery: Makes an attempt in the background, after failback has queued the call;
+                None for `start`.
+            serialize: The serializer of requests, for a journal; None if they are bytes.
         """
         self.state = state
         self.kind = kind
-        self.waiting = waiting
         self.method: str = details.method
         if begun is None:
             config = state.current_config(self.method)
@@ -219,8 +197,8 @@ class ClientCall:
         self.nonce: str | None = None
         """The nonce of the newest attempt; None if it has none."""
         self._start = start
-        self.start_delivery = start
-        """Makes an attempt in the background, after failback has queued the call."""
+        self._start_delivery = start if start_delivery is None else start_delivery
+        self._serialize = serialize
         details = with_defaults(with_reusable_metadata(details), self.config)
         if self.config.durable:
             details = copy_details(details)._replace(metadata=with_key(details.metadata))
@@ -294,8 +272,8 @@ class ClientCall:
         """Make another attempt."""
         if self.attempts.hedged:
             emit(HedgeSent(self.method, attempt.number))
-        if self.state.refuse is not None:
-            return _channel_closed()
+        if self.state.channel_calls.is_closed:
+            return channel_closed()
         left_s = seconds_left(attempt.deadline_ns, self.state.now_ns())
         details = details_with_timeout(self._details, left_s)
         self.nonce = new_nonce() if self.config.sends_nonces else None
@@ -305,7 +283,7 @@ class ClientCall:
             return self._start(details._replace(metadata=metadata), self._next_request())
         except ValueError as error:
             if is_channel_closed_error(error):
-                return _channel_closed()
+                return channel_closed()
             raise
         finally:
             if token is not None:
@@ -351,7 +329,7 @@ class ClientCall:
         """
         attempts = self.attempts
         if is_channel_closed_error(error):  # the error of a blocking retry has no status
-            return call if has_status(error) or attempts.number == 1 else _channel_closed()
+            return call if has_status(error) or attempts.number == 1 else channel_closed()
         if not has_status(error):
             return call
         buffered = self.requests is None or self.requests.is_buffered
@@ -412,12 +390,21 @@ class ClientCall:
             )
             if self.config.durable:
                 stored = details._replace(metadata=original.metadata)
-                failed = self.state.failback.failed_rpc(policy, self.kind, stored, messages)
+                failed = self.state.failback.failed_rpc(
+                    policy, self.kind, stored, messages, self._serialize
+                )
                 queue = self.state.failback.queue_of(policy, self.config.queue)
                 outcome: str | None = queue.enqueue_rpc(error, failed)
                 return outcome
-            number, key = self.attempts.number, self.state.failback.key
-            delivery = Delivery(self.method, self.kind, self.start_delivery, details, number, key)
+            delivery = Delivery(
+                self.method,
+                self.kind,
+                self._start_delivery,
+                details,
+                self.attempts.number,
+                self.state.failback.key,
+                self.state.channel_calls,
+            )
             return self.state.failback.enqueue(policy, self.config, error, delivery, *messages)
         except Exception as raised:  # noqa: BLE001 - a refusal, or of user code
             return raised
@@ -462,12 +449,13 @@ class ClientCall:
     def _wait_until(self, at_ns: int) -> bool:
         """Wait on this thread; False if the timer was stopped or takes no timeout.
 
-        Does not wait past the deadline, even if a task blocks the timer's thread.
+        If the channel is closed, returns at once: the next attempt ends the call. Does not wait
+        past the deadline, even if a task blocks the timer's thread.
         """
         state, deadline_ns = self.state, self._deadline_ns
         pause = _BackoffWait()
-        if self.waiting is not None:
-            self.waiting.add_waiting(pause)
+        if not state.channel_calls.add_waiting(pause):
+            return True
         delay_s = (at_ns - state.now_ns()) / 1e9
         timeout = state.schedule(pause.end_waiting, max(0, delay_s), f"retry of {self.method}")
         if timeout is None:
@@ -488,7 +476,7 @@ class ClientCall:
 class Delivery(KeptDelivery):
     """Makes a queued call again. Failback calls it with the requests."""
 
-    __slots__ = ("_details", "_kind", "_start")
+    __slots__ = ("_channel_calls", "_details", "_kind", "_start")
 
     def __init__(
         self,
@@ -498,6 +486,7 @@ class Delivery(KeptDelivery):
         details: Details,
         attempts: int,
         channel: object = None,
+        channel_calls: ChannelCalls | None = None,
     ) -> None:
         """Keep what is needed to make the call.
 
@@ -508,18 +497,26 @@ class Delivery(KeptDelivery):
             details: The call details of each attempt.
             attempts: The number of attempts so far.
             channel: The same for all calls of a channel, whose deliveries are paced together.
+            channel_calls: The calls of the channel, with which deliveries do not end; None if it
+                has no policies.
         """
         super().__init__(method, channel, details.timeout, attempts)
         self._kind = kind
         self._start = start
         self._details = details
+        self._channel_calls = channel_calls
 
     def __call__(self, *requests: Any) -> Any:
         """Return the call, for whose end failback waits. Reads a response stream to its end."""
         self.attempts += 1
         metadata = with_current_trace(with_attempt(self._details.metadata, self.attempts))
         request = iter(requests) if self._kind.streams_requests else requests[0]
-        call = self._start(self._details._replace(metadata=metadata), request)
+        details = self._details._replace(metadata=metadata)
+        if self._channel_calls is None:
+            call = self._start(details, request)
+        else:
+            with self._channel_calls.delivery():
+                call = self._start(details, request)
         if not self._kind.streams_responses:
             return call
         for _ in call:
@@ -527,8 +524,8 @@ class Delivery(KeptDelivery):
         return None
 
 
-def _channel_closed() -> FinishedError:
-    """The end of a call whose channel was closed between two attempts, as in grpc."""
+def channel_closed() -> FinishedError:
+    """The end of a call whose channel was closed while no attempt ran, as in grpc."""
     return FinishedError(grpc.StatusCode.CANCELLED, CLOSED_DURING_CALL)
 
 
@@ -688,8 +685,8 @@ class RetryingCall(grpc.Call, grpc.Future):
 
     def __del__(self) -> None:
         attempts = getattr(self, "_attempts", None)
-        if attempts is not None:
-            attempts.drop()
+        if attempts is not None and attempts.final is None:
+            attempts.cancel(COLLECTED)
 
     def __repr__(self) -> str:
         final = self._attempts.final
@@ -845,12 +842,14 @@ class CallAttempts:
 
     def _wait_until(self, at_ns: int) -> None:
         call, state = self.call, self.call.state
-        if call.waiting is not None:
-            call.waiting.add_waiting(self)
+        if not state.channel_calls.add_waiting(self):
+            return
         self._timer = state.timer
         delay_s = max(0, at_ns - state.now_ns()) / 1e9
         name = "hedging" if self._hedged else "retry"
-        timeout = state.schedule(self._due, delay_s, f"{name} of {call.method}")
+        timeout = state.schedule(
+            lambda _: self._run_on_worker(self._go_on), delay_s, f"{name} of {call.method}"
+        )
         if timeout is None:
             self._timer_stopped()
             return
@@ -859,9 +858,6 @@ class CallAttempts:
                 timeout, self._timeout = self._timeout, timeout
         if timeout is not None:
             timeout.cancel()
-
-    def _due(self, _: Timeout) -> None:
-        self._run_on_worker(self._go_on)
 
     def _timer_stopped(self) -> None:
         with self._changed:
@@ -886,7 +882,7 @@ class CallAttempts:
         with self._changed:
             over = self._attempts.channel_closed()
         if over:
-            self._finish(_channel_closed())
+            self._finish(channel_closed())
 
     # --- The end ---
 
@@ -956,11 +952,6 @@ class CallAttempts:
             if has_ended(attempt) and failure_of(attempt) is None:
                 return False
         return self._finish(FinishedError(grpc.StatusCode.CANCELLED, details, cancelled=True))
-
-    def drop(self) -> None:
-        """Cancel the call because its caller has dropped it."""
-        if self.final is None:
-            self.cancel(COLLECTED)
 
     def code(self) -> grpc.StatusCode | None:
         """Return the status code; None before the end."""

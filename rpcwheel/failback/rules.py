@@ -13,7 +13,7 @@ from rpcwheel._grpc.calls import (
 )
 from rpcwheel.backoff import Backoff, wait_of_call
 from rpcwheel.call.matching import Matcher
-from rpcwheel.call.retry import pushback_ns
+from rpcwheel.call.metadata import pushback_ns
 from rpcwheel.durations import MAX_NS, NEVER, to_ns
 from rpcwheel.errors import BreakerOpen
 from rpcwheel.rpc import Stop

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import grpc
 
     from rpcwheel._grpc.calls import AnyCall
+    from rpcwheel.call.client_state import ChannelCalls
     from rpcwheel.journal.backend import StoredCall
     from rpcwheel.rpc import Kind
     from rpcwheel.telemetry.call_counts import CallCounts
@@ -35,6 +36,7 @@ class StoredCalls:
         counts: CallCounts | None,
         metadata: Callable[[], Iterable[tuple[str, str | bytes]]] | None = None,
         admitted: Callable[[Kind, str, Any], Any] | None = None,
+        channel_calls: ChannelCalls | None = None,
     ) -> None:
         """Begin without a call.
 
@@ -46,9 +48,12 @@ class StoredCalls:
                 raises LookupError.
             admitted: Returns, for a multicallable of a kind and a method, one that sends attempts
                 only if the policies of the channel allow it; None if they allow all.
+            channel_calls: The calls of the channel, with which deliveries do not end; None if it
+                has no policies.
         """
         self._channel = channel
         self._admitted = admitted
+        self._channel_calls = channel_calls
         self._counts = counts
         self._metadata = metadata
         self._multicallables: dict[tuple[Kind, str], Any] = {}
@@ -72,7 +77,11 @@ class StoredCalls:
             metadata = (*(pair for pair in metadata if pair[0] not in names), *added)
         metadata = (*metadata, (IDEMPOTENCY_KEY, call.key))
         details = Details(call.method, body.timeout_s, metadata, None, body.wait_for_ready, None)
-        return Delivery(call.method, body.kind, start, details, call.attempts), body.requests, {}
+        attempts, channel_calls = call.attempts, self._channel_calls
+        delivery = Delivery(
+            call.method, body.kind, start, details, attempts, channel_calls=channel_calls
+        )
+        return delivery, body.requests, {}
 
     def _multicallable(self, kind: Kind, method: str) -> Any:
         cached = self._multicallables.get((kind, method))

@@ -34,7 +34,7 @@ class WatchedChannel:
         """Return the channel; None if its user has dropped it."""
         target = channel_target(channel)
         self.target = repr(channel) if target is None else target
-        active = channel.connections.active.channel if self.can_reconnect else channel
+        active = channel.transports.active.channel if self.can_reconnect else channel
         self.runs_user_code = not is_bare(active)
         """Whether a call on the channel runs interceptors."""
         self.activity = channel.activity if self.can_reconnect else ActivityStamps(now_ns)
@@ -63,7 +63,7 @@ class WatchedChannel:
     def spans(self) -> dict[object, Any]:
         """The spans of the calls in flight on the active connection."""
         channel = self.get() if self.can_reconnect else None
-        return {} if channel is None else channel.connections.active.spans.copy()
+        return {} if channel is None else channel.transports.active.spans.copy()
 
     def connectivity(self) -> grpc.ChannelConnectivity | None:
         """Return the connectivity of the active connection; None if not known."""

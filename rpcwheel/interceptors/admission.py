@@ -18,7 +18,6 @@ import grpc
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc import multicallable
 from rpcwheel._grpc.calls import (
-    CLOSED_DURING_CALL,
     Details,
     InternalCallback,
     code_for,
@@ -30,10 +29,10 @@ from rpcwheel._grpc.calls import (
 )
 from rpcwheel._grpc.counted import begin_observed
 from rpcwheel._grpc.finished import FinishedError
-from rpcwheel.admission.method import Admitted, NotSent, Waiting
+from rpcwheel.admission.method import Admitted, NotSent, Reason, Waiting
 from rpcwheel.call.client_state import TIMER_CHECK_INTERVAL_S
-from rpcwheel.call.retry import not_sent_metadata
-from rpcwheel.call.sync_call import DeferredCall
+from rpcwheel.call.metadata import not_sent_metadata
+from rpcwheel.call.sync_call import DeferredCall, channel_closed
 from rpcwheel.rpc import classes_by_kind
 
 if TYPE_CHECKING:
@@ -45,34 +44,39 @@ if TYPE_CHECKING:
     from rpcwheel.rpc import Kind
 
 
-def admitted_multicallable(
-    kind: Kind, below: Any, method: str, admission: MethodAdmission, state: ClientState
-) -> Any:
-    """Return a multicallable of the same kind whose calls are sent if `admission` allows it."""
-    return _MULTICALLABLES[kind](below, method, admission, state)
+def admitted_multicallable(state: ClientState, kind: Kind, method: str, below: Any) -> Any:
+    """Return a multicallable that sends attempts only if the policies of a client allow it.
+
+    If the method has no such policies, that is `below` itself.
+    """
+    admission = state.admission_of(method, kind)
+    return below if admission is None else _MULTICALLABLES[kind](below, method, admission, state)
 
 
 def admitted_continuation(
-    kind: Kind,
-    continuation: Callable[[Any, Any], AnyCall],
-    admission: MethodAdmission,
-    state: ClientState,
+    state: ClientState, kind: Kind, method: str, continuation: Callable[[Any, Any], AnyCall]
 ) -> Callable[[Any, Any], AnyCall]:
-    """Return a continuation of an interceptor, whose calls are sent if `admission` allows it."""
+    """Return a continuation that sends attempts only if the policies of a client allow it.
+
+    If the method has no such policies, that is `continuation` itself.
+    """
+    admission = state.admission_of(method, kind)
+    if admission is None:
+        return continuation
     waits_here = is_blocking_unary(continuation) is True
 
-    def begin(details: Any, request: Any) -> AnyCall:
+    def start(details: Any, request: Any) -> AnyCall:
         return _begin(
             kind, continuation, copy_details(details), request, admission, state, waits_here
         )
 
-    begin.__qualname__ = getattr(continuation, "__qualname__", "")  # for `is_blocking_unary`
-    return begin
+    start.__qualname__ = getattr(continuation, "__qualname__", "")  # for `is_blocking_unary`
+    return start
 
 
 def _begin(
     kind: Kind,
-    begin: Callable[[Details, Any], AnyCall],
+    start: Callable[[Details, Any], AnyCall],
     details: Details,
     request: Any,
     admission: MethodAdmission,
@@ -83,7 +87,7 @@ def _begin(
 
     Args:
         kind: The kind of call.
-        begin: Begins the attempt.
+        start: Begins the attempt.
         details: The call details.
         request: The message, or the iterator of messages.
         admission: That of the method.
@@ -92,10 +96,11 @@ def _begin(
     """
     entered = admission.enter(details.timeout)
     if isinstance(entered, Waiting):
+        state.channel_calls.add_waiting(entered)
         if not waits_here:
             waiting = entered
             try:
-                call = _AdmittedCall(kind, begin, details, request, admission, state, waiting)
+                call = _AdmittedCall(kind, start, details, request, admission, state, waiting)
             except BaseException:  # such as metadata of a wrong form
                 waiting.cancel()
                 raise
@@ -107,7 +112,7 @@ def _begin(
             details = details._replace(timeout=left_s)
     if isinstance(entered, NotSent):
         return _not_sent(entered)
-    return begin_observed(admission, entered, begin, details, request)
+    return begin_observed(admission, entered, start, details, request)
 
 
 def wait_on_thread(waiting: Waiting) -> Admitted | NotSent:
@@ -127,6 +132,8 @@ def wait_on_thread(waiting: Waiting) -> Admitted | NotSent:
 
 def _not_sent(result: NotSent) -> FinishedError:
     """Make the end of an attempt that is not sent."""
+    if result.reason is Reason.CLOSED:
+        return channel_closed()
     error = FinishedError(
         grpc.StatusCode[result.reason.code],
         result.reason.details,
@@ -142,7 +149,7 @@ class _AdmittedCall(DeferredCall):
     def __init__(
         self,
         kind: Kind,
-        begin: Callable[[Details, Any], AnyCall],
+        start: Callable[[Details, Any], AnyCall],
         details: Details,
         request: Any,
         admission: MethodAdmission,
@@ -152,7 +159,7 @@ class _AdmittedCall(DeferredCall):
         metadata = None if details.metadata is None else metadata_tuple(details.metadata)
         details = details._replace(metadata=metadata)
         super().__init__(state.without_policies, kind, details, request)
-        self._begin_attempt = begin
+        self._start = start
         self._details = details
         self._admission = admission
         self._waiting = waiting
@@ -172,13 +179,13 @@ class _AdmittedCall(DeferredCall):
         entered = self._waiting.take()
         if isinstance(entered, Admitted):
             details = self._details._replace(timeout=self.seconds_left())
-            begin = self._begin_attempt
+            start = self._start
             try:
-                attempt = begin_observed(self._admission, entered, begin, details, self.request)
+                attempt = begin_observed(self._admission, entered, start, details, self.request)
             except ValueError as error:
                 if not is_channel_closed_error(error):
                     raise
-                self._finish(FinishedError(grpc.StatusCode.CANCELLED, CLOSED_DURING_CALL))
+                self._finish(channel_closed())
             else:
                 self.begin(attempt)
         else:
@@ -206,9 +213,12 @@ class _AdmittedMulticallable:
         """Make an attempt on the caller's thread and return its response."""
         admission = self._admission
         entered = admission.enter(timeout)
+        has_waited = False
         if entered.__class__ is not Admitted:
             began_s = time.monotonic()
             if isinstance(entered, Waiting):
+                has_waited = True
+                self._state.channel_calls.add_waiting(entered)
                 entered = wait_on_thread(entered)
             if isinstance(entered, NotSent):
                 raise _not_sent(entered)
@@ -218,16 +228,18 @@ class _AdmittedMulticallable:
             response = getattr(self._below, name)(request, timeout, metadata, *others)
         except BaseException as error:
             admission.end(entered, code_for(admission, error))
+            if has_waited and isinstance(error, ValueError) and is_channel_closed_error(error):
+                raise channel_closed() from None
             raise
         admission.end(entered, "OK")
         return response
 
     def _begin(self, name: str, request: Any, *options: Any) -> Any:
         """Begin an attempt of `.future()`, or of a response stream."""
-        begin = getattr(self._below, name)
+        start = getattr(self._below, name)
         return _begin(
             self.kind,
-            lambda details, request: begin(request, *details[1:]),
+            lambda details, request: start(request, *details[1:]),
             Details(self._method, *options),
             request,
             self._admission,

@@ -20,7 +20,8 @@ from rpcwheel.failback.aio import FailbackInvoker, close_empty
 
 from .aio_client import InterceptedChannel, interceptors_for
 from .aio_server import server_interceptors
-from .queues import FailbackQueuesBase, apply_policies_with, client_state, refuse_journal
+from .applying import apply_policies_with, client_state, refuse_journal
+from .queues import FailbackQueuesBase
 
 if TYPE_CHECKING:
     import grpc

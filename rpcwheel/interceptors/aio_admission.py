@@ -14,12 +14,12 @@ import grpc
 
 from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc.aio_counted import begin_observed, begin_observed_awaited
-from rpcwheel._grpc.aio_finished import failed_call
-from rpcwheel._grpc.calls import aio_metadata, set_not_sent
-from rpcwheel.admission.method import NotSent, Waiting
+from rpcwheel._grpc.aio_finished import failed_call, finished_call
+from rpcwheel._grpc.calls import CANCELLED_HERE, aio_metadata, set_not_sent
+from rpcwheel.admission.method import NotSent, Reason, Waiting
 from rpcwheel.call.aio_call import begin_deferred
 from rpcwheel.call.client_state import TIMER_CHECK_INTERVAL_S
-from rpcwheel.call.retry import not_sent_metadata
+from rpcwheel.call.metadata import not_sent_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
 def begin_admitted(
     calls: CallFactory,
     admission: MethodAdmission,
-    begin: Callable[..., Any],
+    start: Callable[..., Any],
     request: Any,
     *,
     timeout: float | None,
     metadata: Any,
     **options: Any,
 ) -> Any:
-    """Return the call `begin(request, ...)`, or one that is sent later, or one that has failed.
+    """Return the call `start(request, ...)`, or one that is sent later, or one that has failed.
 
     Args:
         calls: The factory of the method's calls.
         admission: That of the method.
-        begin: Begins an attempt; a multicallable.
+        start: Begins an attempt; a multicallable.
         request: The request, or an iterator of requests.
         timeout: The timeout of the attempt.
         metadata: Its metadata.
-        **options: Other arguments of `begin`.
+        **options: Other arguments of `start`.
     """
     if calls.state.loop is None:
         calls.state.loop = asyncio.get_running_loop()
@@ -58,10 +58,11 @@ def begin_admitted(
         return _not_sent(calls.kind, entered)
     if not isinstance(entered, Waiting):
         options |= {"timeout": timeout, "metadata": metadata}
-        return begin_observed(admission, entered, begin, request, **options)
+        return begin_observed(admission, entered, start, request, **options)
     waiting = entered
+    calls.state.channel_calls.add_waiting(waiting)
 
-    async def start(
+    async def start_later(
         request: Any,
         *,
         timeout: float | None,  # noqa: ASYNC109 - of the attempt
@@ -75,12 +76,12 @@ def begin_admitted(
         if timeout is not None:
             timeout = max(0.0, timeout - (asyncio.get_running_loop().time() - began_s))
         own = options | own | {"timeout": timeout, "metadata": metadata}
-        return begin_observed(admission, result, begin, request, **own)
+        return begin_observed(admission, result, start, request, **own)
 
     wait_for_ready = options.get("wait_for_ready")
     try:
         return begin_deferred(
-            calls, start, request, timeout, metadata, wait_for_ready, waiting.cancel
+            calls, start_later, request, timeout, metadata, wait_for_ready, waiting.cancel
         )
     except BaseException:  # such as metadata of a wrong form
         waiting.cancel()
@@ -90,11 +91,11 @@ def begin_admitted(
 async def begin_admitted_awaited(
     kind: Kind,
     admission: MethodAdmission,
-    begin: Callable[..., Awaitable[Any]],
+    start: Callable[..., Awaitable[Any]],
     details: grpc.aio.ClientCallDetails,
     request: Any,
 ) -> Any:
-    """Return the call `await begin(details, request)`, or one that has failed; may wait first."""
+    """Return the call `await start(details, request)`, or one that has failed; may wait first."""
     entered = admission.enter(details.timeout)
     if isinstance(entered, Waiting):
         began_s = asyncio.get_running_loop().time()
@@ -104,7 +105,7 @@ async def begin_admitted_awaited(
             details = details._replace(timeout=max(0.0, left_s))
     if isinstance(entered, NotSent):
         return _not_sent(kind, entered)
-    return await begin_observed_awaited(admission, entered, begin, details, request)
+    return await begin_observed_awaited(admission, entered, start, details, request)
 
 
 async def wait_on_loop(waiting: Waiting) -> Admitted | NotSent:
@@ -131,6 +132,8 @@ async def wait_on_loop(waiting: Waiting) -> Admitted | NotSent:
 
 def _not_sent(kind: Kind, result: NotSent) -> FinishedCall:
     """Make the end of an attempt that is not sent."""
+    if result.reason is Reason.CLOSED:
+        return finished_call(kind, grpc.StatusCode.CANCELLED, CANCELLED_HERE)
     error = grpc.aio.AioRpcError(
         grpc.StatusCode[result.reason.code],
         grpc.aio.Metadata(),

@@ -7,7 +7,6 @@ the user's channel. An interceptor awaits the continuation that grpc.aio passes 
 from __future__ import annotations
 
 import asyncio
-import weakref
 from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, Never
@@ -30,13 +29,12 @@ from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S, is_answered
 
 from .aio_admission import begin_admitted, begin_admitted_awaited
-from .queues import JournalRoutes
+from .journal_routes import JournalRoutes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from typing import TypeAlias
 
-    from rpcwheel.call.aio_call import RetryingCall
     from rpcwheel.call.client_state import ClientState
     from rpcwheel.failback.stored import StoredFunction
     from rpcwheel.journal.backend import StoredCall
@@ -88,9 +86,6 @@ class InterceptedChannel(aio_multicallable.Channel):
         self._state = state
         self.call_policy = state.policy
         self._on_close: Callable[[], object] | None = None
-        self._waiting: weakref.WeakSet[RetryingCall] = weakref.WeakSet()
-        self._running: weakref.WeakSet[Any] = weakref.WeakSet()
-        """The calls in flight, if calls of this channel may be queued."""
         self._owner = owner
         self._loop: asyncio.AbstractEventLoop | None = None  # since the channel is kept
         if owner is not None:
@@ -113,26 +108,27 @@ class InterceptedChannel(aio_multicallable.Channel):
 
         Args:
             grace: Seconds for which calls in flight may continue; None or 0: they are canceled now.
-                A call that fails meanwhile is not retried.
+                A call that fails meanwhile is not retried. Those that wait, for their next attempt
+                or for a limit of the client, are canceled now.
         """
         self._routes.close()
         if self._state.admission is not None:
             self._state.admission.channels.discard(self)
         if self._on_close is not None:
             self._on_close()
-        self._cancel_waiting()  # no new attempts during the grace
         owner, keeper = self._owner, self._state.failback.keeper
+        if owner is not None:
+            self._state.refuse = _refuse  # first: what ends may run callbacks that begin calls
+        self._state.channel_calls.end_waiting()  # no new attempts during the grace
         self._loop = asyncio.get_running_loop()
         if owner is None or keeper is None:
             await self._channel.close(grace)
         else:
-            self._state.refuse = _refuse
             kept = owner.keep(self, keeper)
             await (self._end_calls(grace) if kept else self._channel.close(grace))
-        self._cancel_waiting()
 
     async def _end_calls(self, grace: float | None) -> None:
-        calls = [call for call in self._running if not call.done()]
+        calls = [call for call in self._state.channel_calls.running if not call.done()]
         ends = [asyncio.get_running_loop().create_future() for _ in calls]
         for call, end in zip(calls, ends, strict=True):
             call.add_done_callback(lambda _, end=end: end.done() or end.set_result(None))
@@ -157,10 +153,6 @@ class InterceptedChannel(aio_multicallable.Channel):
 
     def _start_closing(self, loop: asyncio.AbstractEventLoop) -> None:
         _run_apart(loop, self.close_kept())
-
-    def _cancel_waiting(self) -> None:
-        for call in list(self._waiting):
-            call.end_waiting()
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """Return the state of the user's channel."""
@@ -204,18 +196,14 @@ class InterceptedChannel(aio_multicallable.Channel):
             done(serves)
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
-        if self._state.failback.journaled:
-            serializer = args[0] if args else options.get("request_serializer")
-            self._state.failback.note_serializer(method, serializer)
+        serialize = args[0] if args else options.get("request_serializer")
         call = getattr(self._channel, kind.name.lower())(method, *args, **options)
-        calls = CallFactory(self._state, method, kind, self._waiting)
+        calls = CallFactory(self._state, method, kind, serialize=serialize)
         call = _attempts(calls, call)
         counts = self._state.counts
         if counts is None:
-            return _MULTICALLABLES[kind](call, calls, self._running)
-        return _COUNTED[kind](
-            call, calls, self._running, counts.client.method(method, kind.grpc_type)
-        )
+            return _MULTICALLABLES[kind](call, calls)
+        return _COUNTED[kind](call, calls, counts.client.method(method, kind.grpc_type))
 
 
 def _refuse() -> Never:
@@ -270,26 +258,20 @@ class _StoredCalls:
         return cached
 
 
-def _attempts(calls: CallFactory, begin: Callable[..., Any]) -> Callable[..., Any]:
+def _attempts(calls: CallFactory, start: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that begins an attempt if the policies allow it, and counts it."""
     state, method, kind = calls.state, calls.method, calls.kind
     if state.counts is not None:
-        begin = partial(begin_counted, state.counts.attempts.method(method, kind.grpc_type), begin)
+        start = partial(begin_counted, state.counts.attempts.method(method, kind.grpc_type), start)
     admission = state.admission_of(method, kind)
-    return begin if admission is None else partial(begin_admitted, calls, admission, begin)
+    return start if admission is None else partial(begin_admitted, calls, admission, start)
 
 
 class _InterceptedMulticallable:
-    def __init__(
-        self,
-        call: Callable[..., Any],
-        calls: CallFactory,
-        running: weakref.WeakSet[Any],
-    ) -> None:
+    def __init__(self, call: Callable[..., Any], calls: CallFactory) -> None:
         self._call = call
         self._calls = calls
         self._keeper = calls.state.failback.keeper
-        self._running = running
 
     def _begin(
         self,
@@ -303,7 +285,7 @@ class _InterceptedMulticallable:
         start = partial(self._call, credentials=credentials, compression=compression)
         call = self._calls.begin(start, request, timeout, metadata, wait_for_ready)
         if self._keeper is not None and self._keeper.is_used:
-            self._running.add(call)
+            self._calls.state.channel_calls.add_running(call)
         return call
 
 
@@ -314,10 +296,9 @@ class _CountedMulticallable(_InterceptedMulticallable):
         self,
         call: Callable[..., Any],
         calls: CallFactory,
-        running: weakref.WeakSet[Any],
         counts: MethodCounts,
     ) -> None:
-        super().__init__(call, calls, running)
+        super().__init__(call, calls)
         self._counts = counts
 
     def _begin(self, request: Any, *options: Any) -> Any:

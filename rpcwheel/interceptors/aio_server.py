@@ -26,7 +26,9 @@ from rpcwheel._grpc.aio_serving import abort
 from rpcwheel._grpc.handlers import DEADLINE_PASSED, context_with_code
 from rpcwheel._grpc.interceptors import AIO_SERVER, Interceptors
 from rpcwheel.call.criticality import read_criticality
-from rpcwheel.call.server import (
+from rpcwheel.rpc import CRITICALITY, DEADLINE
+
+from .serving import (
     CountedResponses,
     ServedCallEnd,
     ServerState,
@@ -34,18 +36,18 @@ from rpcwheel.call.server import (
     early_code,
     served_code,
 )
-from rpcwheel.rpc import CRITICALITY, DEADLINE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
     from rpcwheel._grpc.handlers import Behavior
     from rpcwheel.call.policy import CallPolicy
-    from rpcwheel.call.server import ServedMethod
     from rpcwheel.rpc import Kind
     from rpcwheel.telemetry.call_counts import MethodCounts
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
+
+    from .serving import ServedMethod
 
     Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]]
 

@@ -35,10 +35,8 @@ from rpcwheel.call.client_state import seconds_left
 from rpcwheel.call.config import CALL_OPTIONS
 from rpcwheel.call.idempotency import with_key
 from rpcwheel.call.keeper import ChannelKeeper
-from rpcwheel.call.metadata import call_metadata, new_nonce
-from rpcwheel.call.retry import with_attempt
+from rpcwheel.call.metadata import call_metadata, new_nonce, with_attempt
 from rpcwheel.call.sync_call import (
-    ChannelCalls,
     ClientCall,
     begin,
     with_defaults,
@@ -49,7 +47,7 @@ from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S, is_answered
 
 from .admission import admitted_continuation, admitted_multicallable
-from .queues import JournalRoutes
+from .journal_routes import JournalRoutes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,25 +88,18 @@ class ClientInterceptor(
                 count = partial(_intercept_counted, state.counts, kind, getattr(self, name))
                 setattr(self, name, count)
 
-    def _admitted(self, kind: Kind, continuation: Continuation, details: Any) -> Continuation:
-        """Return a continuation that sends attempts only if the policies allow it."""
-        admission = self._state.admission_of(details.method, kind)
-        if admission is None:
-            return continuation
-        return admitted_continuation(kind, continuation, admission, self._state)
-
     def intercept_unary_unary(
         self, continuation: Continuation, client_call_details: Any, request: Any
     ) -> AnyCall:
         """Make a call with one request and one response."""
-        continuation = self._admitted(Kind.UNARY_UNARY, continuation, client_call_details)
-        make = partial(ClientCall, self._state, Kind.UNARY_UNARY, continuation)
+        state, method = self._state, client_call_details.method
+        continuation = admitted_continuation(state, Kind.UNARY_UNARY, method, continuation)
+        make = partial(ClientCall, state, Kind.UNARY_UNARY, continuation)
         blocking = is_blocking_unary(continuation)
         if not blocking:
             return begin(make(client_call_details, request), may_block=blocking is None)
         # Most calls need only their first attempt, so that is made without a `ClientCall`.
         client_call_details = with_reusable_metadata(client_call_details)
-        state, method = self._state, client_call_details.method
         config = state.current_config(method)
         now_ns, deadline_ns, attempt_ns = state.begin(config, client_call_details.timeout)
         begun = config, now_ns, deadline_ns, attempt_ns
@@ -136,10 +127,9 @@ class ClientInterceptor(
         self, continuation: Continuation, client_call_details: Any, request_iterator: Iterator[Any]
     ) -> AnyCall:
         """Make a call with a stream of requests and one response."""
-        continuation = self._admitted(Kind.STREAM_UNARY, continuation, client_call_details)
-        call = ClientCall(
-            self._state, Kind.STREAM_UNARY, continuation, client_call_details, request_iterator
-        )
+        state, kind = self._state, Kind.STREAM_UNARY
+        continuation = admitted_continuation(state, kind, client_call_details.method, continuation)
+        call = ClientCall(state, kind, continuation, client_call_details, request_iterator)
         blocking = is_blocking_unary(continuation)
         return call.run() if blocking else begin(call, may_block=blocking is None)
 
@@ -158,8 +148,9 @@ class ClientInterceptor(
     def _stream(
         self, kind: Kind, continuation: Continuation, client_call_details: Any, requests: Any
     ) -> AnyCall:
-        continuation = self._admitted(kind, continuation, client_call_details)
-        return begin(ClientCall(self._state, kind, continuation, client_call_details, requests))
+        state, method = self._state, client_call_details.method
+        continuation = admitted_continuation(state, kind, method, continuation)
+        return begin(ClientCall(state, kind, continuation, client_call_details, requests))
 
 
 def _intercept_counted(
@@ -210,7 +201,6 @@ class InterceptedChannel(multicallable.Channel):
         self._channel = channel
         self._state = state
         self.call_policy = state.policy
-        self._waiting = ChannelCalls()
         self._on_close: Callable[[], object] | None = None
         self._owner = owner
         if owner is not None:
@@ -219,7 +209,12 @@ class InterceptedChannel(multicallable.Channel):
         state.begin_admission(channel_target(channel), is_shared=has_address(channel))
         if state.admission is not None:
             state.admission.channels.add(self)
-        stored_calls = StoredCalls(channel, state.counts, admitted=partial(_admitted, state))
+        stored_calls = StoredCalls(
+            channel,
+            state.counts,
+            admitted=partial(admitted_multicallable, state),
+            channel_calls=state.channel_calls,
+        )
         self._routes = JournalRoutes(state, channel, stored_calls)
 
     def on_close(self, callback: Callable[[], object]) -> None:
@@ -255,19 +250,18 @@ class InterceptedChannel(multicallable.Channel):
         state = self._state
         if state.admission is not None:
             state.admission.channels.discard(self)
-        keeper = state.failback.keeper
-        if self._owner is not None and keeper is not None:
+        owner, keeper = self._owner, state.failback.keeper
+        if owner is not None:
             state.refuse = _refuse
-            kept = self._owner.keep(self, keeper)
-        else:
-            kept = False
-        if kept:
+        # Before running calls end, for whose end others wait, and the connections may be closed.
+        state.channel_calls.end_waiting()
+        if owner is not None and keeper is not None and owner.keep(self, keeper):
             for callback in tuple(self._subscribers):
                 self.unsubscribe(callback)
-            self._waiting.cancel_running()
+            for call in state.channel_calls.running:
+                call.cancel()
         else:
             self._channel.close()
-        self._waiting.end_waiting()
         if self._on_close is not None:
             self._on_close()
 
@@ -294,27 +288,17 @@ class InterceptedChannel(multicallable.Channel):
 
     def _multicallable(self, kind: Kind, method: str, *args: Any, **options: Any) -> Any:
         state, counts = self._state, self._state.counts
-        if state.failback.journaled:
-            serializer = args[0] if args else options.get("request_serializer")
-            state.failback.note_serializer(method, serializer)
+        serialize = args[0] if args else options.get("request_serializer")
         attempts = getattr(self._channel, kind.name.lower())(method, *args, **options)
         if counts is not None:
             attempts = counted_multicallable(
                 kind, attempts, counts.attempts.method(method, kind.grpc_type)
             )
-        attempts = _admitted(state, kind, method, attempts)
-        uncounted = _MULTICALLABLES[kind](state, self._waiting, kind, method, attempts)
+        attempts = admitted_multicallable(state, kind, method, attempts)
+        uncounted = _MULTICALLABLES[kind](state, kind, method, attempts, serialize)
         if counts is None:
             return uncounted
         return counted_multicallable(kind, uncounted, counts.client.method(method, kind.grpc_type))
-
-
-def _admitted(state: ClientState, kind: Kind, method: str, attempts: Any) -> Any:
-    """Return a multicallable that sends attempts only if the policies allow it."""
-    admission = state.admission_of(method, kind)
-    if admission is None:
-        return attempts
-    return admitted_multicallable(kind, attempts, method, admission, state)
 
 
 def _refuse() -> Never:
@@ -329,18 +313,31 @@ def _health_checked(done: Callable[[bool], object], call: AnyCall) -> None:
 class _InterceptedMulticallable:
     """The part that is common to the four kinds of call."""
 
-    __slots__ = ("_below", "_config", "_keeper", "_kind", "_method", "_state", "_waiting")
+    __slots__ = (
+        "_below",
+        "_config",
+        "_keeper",
+        "_kind",
+        "_method",
+        "_serialize",
+        "_state",
+    )
 
     def __init__(
-        self, state: ClientState, waiting: ChannelCalls, kind: Kind, method: str, below: Any
+        self,
+        state: ClientState,
+        kind: Kind,
+        method: str,
+        below: Any,
+        serialize: Callable[[Any], bytes] | None,
     ) -> None:
         self._state = state
-        self._waiting = waiting
         self._kind = kind
         self._method = method
         self._config = state.configs.config_for(method)
         self._keeper = state.failback.keeper
         self._below = below
+        self._serialize = serialize
 
     def _begin(self, name: str, request: Any, *options: Any) -> Any:
         """Begin a call of `.future()`, or a response stream."""
@@ -348,7 +345,7 @@ class _InterceptedMulticallable:
         begun = begin(call)
         is_kept = self._keeper is not None and self._keeper.is_used
         if is_kept and hasattr(begun, "cancel"):  # a generator of an interceptor has no `cancel`
-            self._waiting.add_running(begun)
+            self._state.channel_calls.add_running(begun)
             if self._state.refuse is not None:  # the channel was closed meanwhile
                 begun.cancel()
         return begun
@@ -378,9 +375,16 @@ class _InterceptedMulticallable:
         begun: Begun | None = None,
     ) -> ClientCall:
         details = Details(self._method, *options)
-        call = ClientCall(self._state, self._kind, start, details, request, begun, self._waiting)
-        call.start_delivery = self._begin_attempt  # no worker thread is blocked
-        return call
+        return ClientCall(
+            self._state,
+            self._kind,
+            start,
+            details,
+            request,
+            begun,
+            start_delivery=self._begin_attempt,  # no worker thread is blocked
+            serialize=self._serialize,
+        )
 
 
 class _Succeeded:

@@ -92,7 +92,7 @@ def _policies_of(channel: Any) -> Iterator[CallPolicy]:
             policy = getattr(layer, "call_policy", None)
             if policy is not None:
                 yield policy
-        active = getattr(getattr(inner, "connections", None), "active", None)
+        active = getattr(getattr(inner, "transports", None), "active", None)
         wrapped = (getattr(active, "channel", None),)  # of a `ReconnectingChannel`
         if isinstance(inner, tuple):  # of a `BroadcastChannel`
             wrapped = inner

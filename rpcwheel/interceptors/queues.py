@@ -1,36 +1,23 @@
-"""The failback queues and the state of a client, for `grpc` and `grpc.aio`."""
+"""The failback queues of clients, for `grpc` and `grpc.aio`."""
 
 from __future__ import annotations
 
 import threading
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rpcwheel._grpc.connectivity import channel_target
-from rpcwheel.call.client_state import ClientState
 from rpcwheel.call.failback_policy import same_name_problem
 from rpcwheel.errors import ConfigurationError, public_name, safe_repr
 from rpcwheel.failback.invoker import InvokerBase
 
-from .nesting import warn_if_nested
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rpcwheel.admission.targets import Breakers
-    from rpcwheel.call.config import MethodConfigs
     from rpcwheel.call.failback_policy import FailbackPolicy
     from rpcwheel.call.keeper import ChannelKeeper
-    from rpcwheel.call.policy import CallPolicy
     from rpcwheel.failback.held_calls import FailbackStats
     from rpcwheel.failback.queued_call import QueueEntry
-    from rpcwheel.failback.routes import CallRoute, MakeCall
-    from rpcwheel.failback.stored import StoredFunction, StoredRpc
-    from rpcwheel.journal.backend import StoredCall
-    from rpcwheel.timer.api import Timer
 
-ChannelT = TypeVar("ChannelT")
 InvokerT = TypeVar("InvokerT", bound=InvokerBase)
 
 
@@ -164,151 +151,3 @@ class FailbackQueuesBase(Generic[InvokerT]):
     @safe_repr
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {sorted(self._by_name)} pending={self.pending}>"
-
-
-def client_state(
-    policy: CallPolicy,
-    *,
-    timer: Timer | None,
-    queues: object,
-    queues_class: type[Any],
-    breakers: Breakers | None = None,
-) -> ClientState:
-    """Make the state of a client.
-
-    Args:
-        policy: The policies of its calls.
-        timer: Any rpcwheel timer, or None.
-        queues: The `FailbackQueues` for its calls; None makes new ones.
-        queues_class: The class of `queues`, which differs between `grpc` and `grpc.aio`.
-        breakers: Those of the kit; None for new ones.
-
-    Raises:
-        TypeError: An argument is of a wrong type.
-    """
-    checked_queues = queues_class(timer) if queues is None else queues
-    if not isinstance(checked_queues, queues_class):
-        raise TypeError(f"queues must be a FailbackQueues, or None, not {checked_queues!r}")
-    return ClientState(policy, timer=timer, queue_of=checked_queues.queue_for, breakers=breakers)
-
-
-class JournalRoutes:
-    """Delivers the calls that a journal has for the target of one channel. Thread-safe.
-
-    It exists as long as the channel or one of its multicallables, as a program may keep only a
-    stub. The queues refer to it weakly.
-    """
-
-    def __init__(self, state: ClientState, channel: Any, calls: MakeCall) -> None:
-        """Begin to deliver.
-
-        Args:
-            state: The state of the client; gets the channel's target, and keeps this object.
-            channel: The user's channel.
-            calls: Makes a stored call through it.
-
-        Raises:
-            ConfigurationError: The target of the channel is not known.
-        """
-        self._closed = False
-        failback = state.failback
-        self._keeper = failback.keeper
-        self._calls = calls
-        self._routes: list[tuple[Any, CallRoute]] = []
-        if not failback.journaled:
-            return
-        failback.target, failback.routes = channel_target(channel), self
-        make, is_open = partial(_make, weakref.ref(self)), partial(_is_open, weakref.ref(self))
-        covers = partial(_covers, state.configs)
-        for policy, pattern in failback.journaled:
-            target = policy.target or failback.target
-            if target is None:
-                raise ConfigurationError(
-                    f"the target of {channel!r} is not known, so its calls cannot be stored in a "
-                    'journal: give one, FailbackPolicy(target="orders:50051", journal=...)'
-                )
-            invoker: Any = failback.queue_of(policy, pattern)
-            self._routes.append((invoker, invoker.add_route(target, make, is_open, covers)))
-
-    def _make(self, call: StoredCall, body: StoredRpc | StoredFunction) -> Any:
-        """Make a stored call, whose channel is kept until the call has left the memory."""
-        delivery: Any
-        delivery, requests, options = self._calls(call, body)
-        if self._keeper is not None and not delivery.keep(self._keeper):
-            raise LookupError("the channel was closed")
-        return delivery, requests, options
-
-    def close(self) -> None:
-        """Take no more calls for the channel. Idempotent."""
-        self._closed = True
-        for invoker, route in self._routes:
-            invoker.remove_route(route)
-
-
-def _make(
-    routes: weakref.ref[JournalRoutes], call: StoredCall, body: StoredRpc | StoredFunction
-) -> Any:
-    existing = routes()
-    if existing is None:
-        raise LookupError("the channel was dropped")
-    return existing._make(call, body)
-
-
-def _covers(configs: MethodConfigs, method: str) -> bool:
-    """Whether the policies of a client store calls of a method in a journal."""
-    failback = configs.config_for(method).failback
-    return failback is not None and failback.journal is not None
-
-
-def _is_open(routes: weakref.ref[JournalRoutes]) -> bool:
-    """Whether the channel was neither closed nor dropped."""
-    existing = routes()
-    return existing is not None and not existing._closed  # noqa: SLF001 - of this module
-
-
-def apply_policies_with(
-    channel_class: Callable[..., ChannelT],
-    queues_class: type[FailbackQueuesBase[Any]],
-    channel: Any,
-    policy: CallPolicy,
-    *,
-    timer: Timer | None,
-    queues: FailbackQueuesBase[Any] | None,
-    keeps: bool = False,
-    stacklevel: int,
-    breakers: Breakers | None = None,
-) -> ChannelT:
-    """Apply policies to a channel, for `intercept_channel` and kits.
-
-    Args:
-        channel_class: The `InterceptedChannel` of the world.
-        queues_class: The `FailbackQueues` of the world.
-        channel: The channel of the user or of the kit.
-        policy: The policies of all methods.
-        timer: As for `client_interceptors`.
-        queues: As for `client_interceptors`.
-        keeps: Whether `queues` keep the connections of a closed channel while calls of it are
-            queued.
-        stacklevel: The frame that a warning names; 2 is the caller of this function.
-        breakers: Those of the kit; None for new ones.
-    """
-    state = client_state(
-        policy, timer=timer, queues=queues, queues_class=queues_class, breakers=breakers
-    )
-    intercepted = channel_class(channel, state, queues if keeps else None)
-    warn_if_nested(channel, policy, stacklevel=stacklevel)
-    return intercepted
-
-
-def refuse_journal(state: ClientState) -> None:
-    """Check that no policy of interceptors has a journal.
-
-    Raises:
-        ConfigurationError: One has: interceptors do not know a channel for stored calls.
-    """
-    if state.failback.journaled:
-        raise ConfigurationError(
-            "failback.journal has no effect with client_interceptors(), which do not know the "
-            "channel through which stored calls are delivered after a restart; use "
-            "intercept_channel(channel) in place of grpc.intercept_channel"
-        )

@@ -14,7 +14,8 @@ import grpc
 
 from rpcwheel._grpc.handlers import DEADLINE_PASSED, is_pushing
 from rpcwheel._grpc.interceptors import SERVER, Interceptors
-from rpcwheel.call.server import (
+
+from .serving import (
     CountedResponses,
     ServedCallEnd,
     ServerState,
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 
     from rpcwheel._grpc.handlers import Behavior
     from rpcwheel.call.policy import CallPolicy
-    from rpcwheel.call.server import ServedMethod
     from rpcwheel.rpc import Kind
     from rpcwheel.telemetry.call_counts import MethodCounts
     from rpcwheel.timer.api import Timer
+
+    from .serving import ServedMethod
 
 
 FOR_THREADS: Final = (

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Final, Self
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.sync import FailbackInvoker, close_all, flush_all
 
+from .applying import apply_policies_with, client_state, refuse_journal
 from .client import InterceptedChannel, interceptors_for
-from .queues import FailbackQueuesBase, apply_policies_with, client_state, refuse_journal
+from .queues import FailbackQueuesBase
 from .server import server_interceptors
 
 if TYPE_CHECKING:

@@ -173,8 +173,8 @@ class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
         if self._loop is not None and not self._loop.is_closed():
             self._close_soon(self._loop, transport)
         # otherwise gRPC's channel is closed when it is garbage-collected
-        if self.connections.drained and not self.connections.closed:
-            self.connections.close()
+        if self.transports.drained and not self.transports.closed:
+            self.transports.close()
             self._close_callbacks.run()
             self._replaced_or_closed.notify()
 
@@ -236,7 +236,7 @@ class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
             try_to_connect: Whether to connect if it is IDLE. If it is replaced before it is READY,
                 the next connection is also made at once.
         """
-        transport = self.connections.active
+        transport = self.transports.active
         state = transport.channel.get_state(try_to_connect)
         if transport.connection_wanted or try_to_connect:
             transport.connection_wanted = state is not READY
@@ -244,9 +244,9 @@ class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
 
     def is_ready(self) -> bool:
         """Whether calls may start and the active connection is READY, or its state is not known."""
-        connections = self.connections
+        transports = self.transports
         try:
-            return connections.accepts_calls and connections.active.channel.get_state() is READY
+            return transports.accepts_calls and transports.active.channel.get_state() is READY
         except Exception:  # noqa: BLE001 - a channel of another type, by `connect`
             return True
 
@@ -263,10 +263,10 @@ class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
         Raises:
             grpc.aio.UsageError: The channel is closed.
         """
-        if self.connections.closed:
+        if self.transports.closed:
             raise grpc.aio.UsageError(AIO_CLOSED)
         while True:
-            channel = self.connections.active.channel
+            channel = self.transports.active.channel
             if channel.get_state() is not last_observed_state:
                 return
             await self._changed_or_replaced(channel.wait_for_state_change(last_observed_state))
@@ -300,7 +300,7 @@ class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
 
     def end_call(self, transport: AioTransport) -> None:
         """Count the end of a call. Runs on the loop."""
-        if self.connections.end_call(transport):
+        if self.transports.end_call(transport):
             self._end(transport)
 
     def end_call_soon(self, transport: AioTransport) -> None:
@@ -310,11 +310,11 @@ class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
         the end may close a transport.
         """
         if self._loop is None or threading.get_ident() == self._thread:
-            connections = self.connections
-            if transport is connections.active and connections.accepts_calls:
+            transports = self.transports
+            if transport is transports.active and transports.accepts_calls:
                 transport.calls -= 1  # as `end_call`, inlined for speed
-                connections.calls -= 1
-            elif connections.end_call(transport):
+                transports.calls -= 1
+            elif transports.end_call(transport):
                 self._end(transport)
         else:
             call_on_loop(self._loop, self.end_call, transport)
@@ -419,12 +419,12 @@ class _ReconnectingMulticallable:
 
         Call `end_call` of the channel when the call has ended.
         """
-        connections = self.channel.connections
-        if not connections.accepts_calls:
+        transports = self.channel.transports
+        if not transports.accepts_calls:
             raise grpc.aio.UsageError(AIO_CLOSED)
-        transport = connections.active
+        transport = transports.active
         transport.calls += 1  # as `begin_call`, inlined for speed
-        connections.calls += 1
+        transports.calls += 1
         bound, method = self._bound
         try:
             if bound is not transport or self._appended:
@@ -455,7 +455,7 @@ class _Heartbeats(_ReconnectingMulticallable):
     _stamps = False
 
     def __call__(self, *request: Any, **options: Any) -> Any:
-        transport = self.channel.connections.active
+        transport = self.channel.transports.active
         call = self._on(transport)(*request, **options)
         return _CALLS[self.kind](self, transport).run(call, counted=False)
 

@@ -1,6 +1,6 @@
 """The part of `ReconnectingChannel` that `grpc` and `grpc.aio` have in common.
 
-`ReconnectingBase` carries out what `ConnectionManager` decides: it makes transports, replaces and
+`ReconnectingBase` carries out what `Transports` decide: it makes transports, replaces and
 drains them. Its subclasses close them, and say on which thread or loop.
 """
 
@@ -28,7 +28,7 @@ from .arguments import (
     checked_target,
     refuse_both,
 )
-from .state import ConnectionManager, MethodSpec, T
+from .state import MethodSpec, T, Transports
 from .status import ChannelStatus, channel_problem
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class ReconnectingBase(Generic[T]):
         self._lock = threading.RLock()  # the garbage collector may end a call at any time
         self._drain_timeouts: dict[T, Timeout] = {}
         self._close_callbacks = CloseCallbacks(target)
-        self.connections: ConnectionManager[T] = ConnectionManager(
+        self.transports: Transports[T] = Transports(
             self._new_transport(), self._now_ns, reconnect_backoff
         )
         """The transports, and which of them serves the next call."""
@@ -156,18 +156,18 @@ class ReconnectingBase(Generic[T]):
         checked_reason(reason)
         drain_ns = checked_drain_ns(drain_timeout)
         self._enter()
-        connections = self.connections
-        seen = connections.active
-        if not connections.accepts_calls or (not force and connections.backoff_left_ns()):
+        transports = self.transports
+        seen = transports.active
+        if not transports.accepts_calls or (not force and transports.backoff_left_ns()):
             return False
-        backoff_ns = connections.next_backoff_ns()  # user code: not under the lock
+        backoff_ns = transports.next_backoff_ns()  # user code: not under the lock
         new = self._new_transport()
         with self._lock:
-            if any(new.channel is transport.channel for transport in connections.open_transports):
+            if any(new.channel is transport.channel for transport in transports.open_transports):
                 raise ConfigurationError("connect must return a new channel each time")
-            calls, reconnected = connections.active.calls, None
-            if (force or connections.active is seen) and connections.accepts_calls:
-                reconnected = connections.reconnect(new, drain_ns, reason, backoff_ns)
+            calls, reconnected = transports.active.calls, None
+            if (force or transports.active is seen) and transports.accepts_calls:
+                reconnected = transports.reconnect(new, drain_ns, reason, backoff_ns)
         if reconnected is None:
             self._discard(new)
             return False
@@ -205,7 +205,7 @@ class ReconnectingBase(Generic[T]):
         checked_reason(reason)
         self._enter()
         with self._lock:
-            over, shorter = self.connections.drain(drain_ns, reason)
+            over, shorter = self.transports.drain(drain_ns, reason)
         for transport in over:
             self._end(transport)
         for transport in shorter:
@@ -233,7 +233,7 @@ class ReconnectingBase(Generic[T]):
     def _expire(self, transport: T) -> None:
         """End the calls on a transport whose drain timeout has passed."""
         with self._lock:
-            over = self.connections.expire(transport)
+            over = self.transports.expire(transport)
         if over:
             self._end(transport)
 
@@ -247,11 +247,11 @@ class ReconnectingBase(Generic[T]):
     def _close_all(self) -> list[T]:
         """Accept no more calls; returns the transports to close. A second call returns none."""
         with self._lock:
-            transports = self.connections.close()
+            closing = self.transports.close()
             timeouts, self._drain_timeouts = list(self._drain_timeouts.values()), {}
         for timeout in timeouts:
             timeout.cancel()
-        return transports
+        return closing
 
     # --- For users ---
 
@@ -282,22 +282,22 @@ class ReconnectingBase(Generic[T]):
     @property
     def number(self) -> int:
         """Number of the active connection, from 1."""
-        return self.connections.active.number
+        return self.transports.active.number
 
     @property
     def calls(self) -> int:
         """Number of calls in flight, on all connections."""
-        return self.connections.calls
+        return self.transports.calls
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called, or `drain` was called and all calls have ended."""
-        return self.connections.closed
+        return self.transports.closed
 
     @property
     def accepts_calls(self) -> bool:
         """Whether calls may start: neither `drain` nor `close` was called."""
-        return self.connections.accepts_calls
+        return self.transports.accepts_calls
 
     @property
     def activity(self) -> ActivityStamps:
@@ -305,7 +305,7 @@ class ReconnectingBase(Generic[T]):
 
         In nanoseconds on the timer's clock.
         """
-        return self.connections.active.activity
+        return self.transports.active.activity
 
     def status(self) -> ChannelStatus | None:
         """Describe the channel now; None if it is closed."""

@@ -1,9 +1,9 @@
 """Which connection of a channel serves the next call: one is active, older ones drain.
 
-A `Transport` is a channel of gRPC with its own connection. A `ConnectionManager` has the transports
-of one `ReconnectingChannel`; the newest one is active and serves new calls. Nothing here does I/O
-or reads a clock by itself. Only `ActivityStamps` are thread-safe: the channel that owns a manager
-calls it under a lock, or on one event loop.
+A `Transport` is a channel of gRPC with its own connection. `Transports` are all of one
+`ReconnectingChannel`; the newest one is active and serves new calls. Nothing here does I/O or reads
+a clock by itself. Only `ActivityStamps` are thread-safe: the channel calls its `Transports` under a
+lock, or on one event loop.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Transport(Generic[C]):
         return f"{'connection replaced' if self.replaced else 'channel drained'}: {self.reason}"
 
 
-class ConnectionManager(Generic[T]):
+class Transports(Generic[T]):
     """The transports of one channel."""
 
     def __init__(self, first: T, now_ns: Callable[[], int], backoff: Backoff) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from .state import ConnectionManager, Transport
+    from .state import Transport, Transports
 
     State: TypeAlias = grpc.ChannelConnectivity
     Callback: TypeAlias = Callable[[State], object]
@@ -134,9 +134,9 @@ class StateSubscribers:
 class TransportSubscriptions(StateSubscribers):
     """The subscribers to one channel's state, for which gRPC watches the active transport."""
 
-    def __init__(self, target: str, connections: ConnectionManager[SyncTransport]) -> None:
+    def __init__(self, target: str, transports: Transports[SyncTransport]) -> None:
         super().__init__(target)
-        self._connections = connections
+        self._transports = transports
         self._try_to_connect = False
         """Whether a subscriber wants the channel to connect; also used for later transports."""
         self._watched: SyncTransport | None = None
@@ -176,7 +176,7 @@ class TransportSubscriptions(StateSubscribers):
 
     def _watch_active_or_raise(self) -> None:
         with self._lock:
-            active = self._connections.active
+            active = self._transports.active
             should_watch = self._subscribers and not active.ended  # ended if the channel drains
             target = active if should_watch and _exit_guard.register(self, active) else None
             watched = self._watched
@@ -200,7 +200,7 @@ class TransportSubscriptions(StateSubscribers):
             watched = self._watched
             if watched is None or watched.number != number:
                 return
-            if watched is not self._connections.active:
+            if watched is not self._transports.active:
                 return
             self._state = state
             self._report(state)

@@ -4,7 +4,7 @@ The multicallables look up the active transport for each call; the calls are gRP
 call is started again on the next transport only if gRPC refused to start it because its transport
 was being closed, never after a status. Serializers stamp reads and writes.
 
-Locks: `_lock` guards the `ConnectionManager`. Nothing that blocks, and no code of the user or of
+Locks: `_lock` guards the `Transports`. Nothing that blocks, and no code of the user or of
 gRPC, runs under it. `_making` prevents that a transport is closed while a multicallable is created
 on it: grpcio 1.85 crashes then. Worker threads close transports, because gRPC waits there until its
 own thread has reported the end of each call.
@@ -102,7 +102,7 @@ class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Chann
         self._making = threading.RLock()
         own = {"credentials": credentials, "compression": compression}
         super().__init__(target, connect, own, options=options, backoff=backoff, timer=timer)
-        self._subscriptions = TransportSubscriptions(target, self.connections)
+        self._subscriptions = TransportSubscriptions(target, self.transports)
 
     def _transport(self, channel: grpc.Channel) -> SyncTransport:
         transport = Transport(channel, self._now_ns)
@@ -130,7 +130,7 @@ class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Chann
         try:
             close_unavailable(transport.channel, transport.end_details)
         finally:
-            if self.connections.drained:
+            if self.transports.drained:
                 self.close()
 
     def _wait_until_made(self) -> None:
@@ -168,15 +168,15 @@ class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Chann
         Returns:
             None if it is not known, because `connect` returned a channel of another type.
         """
-        if self.connections.closed:
+        if self.transports.closed:
             return grpc.ChannelConnectivity.SHUTDOWN
         while True:
-            transport = self.connections.active
+            transport = self.transports.active
             state = core_state(transport.channel, try_to_connect=try_to_connect)
             if transport.connection_wanted or try_to_connect:
                 transport.connection_wanted = state is not READY
             closed = state is grpc.ChannelConnectivity.SHUTDOWN
-            if not closed or transport is self.connections.active:
+            if not closed or transport is self.transports.active:
                 return state
 
     def is_ready(self) -> bool:
@@ -184,12 +184,12 @@ class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Chann
 
         As `get_state`, but faster: a balancer calls it for each call.
         """
-        connections = self.connections
+        transports = self.transports
         try:
-            is_ready = connections.active.read_state(False) == CORE_READY
+            is_ready = transports.active.read_state(False) == CORE_READY
         except ValueError:  # closed
             return False
-        return is_ready and connections.accepts_calls
+        return is_ready and transports.accepts_calls
 
     def is_idle(self) -> bool:
         """Whether the active connection is IDLE; False if its state is not known."""
@@ -233,9 +233,9 @@ class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Chann
             ValueError: The channel is closed or drains, with gRPC's text.
         """
         with self._lock:
-            if not self.connections.accepts_calls:
+            if not self.transports.accepts_calls:
                 raise ValueError(CLOSED)
-            return self.connections.begin_call()
+            return self.transports.begin_call()
 
     def end_call(self, transport: SyncTransport, span_key: object = None) -> None:
         """Count the end of a call. Any thread.
@@ -247,7 +247,7 @@ class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Chann
         if span_key is not None:
             transport.spans.pop(span_key, None)
         with self._lock:
-            over = self.connections.end_call(transport)
+            over = self.transports.end_call(transport)
         if over:
             self._end(transport)
 
@@ -257,8 +257,8 @@ class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Chann
         Raises:
             ValueError: It is closed, with gRPC's text.
         """
-        transport = self.connections.active
-        if self.connections.closed or (self.connections.draining and transport.ended):
+        transport = self.transports.active
+        if self.transports.closed or (self.transports.draining and transport.ended):
             raise ValueError(CLOSED)
         return transport
 
@@ -280,7 +280,7 @@ class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Chann
         """
         if not was_not_invoked(error):
             return False
-        return transport.ended or transport is not self.connections.active
+        return transport.ended or transport is not self.transports.active
 
 
 class _ReconnectingMulticallable:

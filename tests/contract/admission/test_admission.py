@@ -2,17 +2,19 @@
 
 import asyncio
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
-from fixtures.clients import held, in_every_way, ways
-from fixtures.shop import UNARY_UNARY, Hang
+from fixtures.clients import WAYS, held, in_every_way, ways
+from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Hang
 from fixtures.waiting import wait_until
 from fixtures.worlds import RETRY
 from rpcwheel.admission import BreakerPolicy, ConcurrencyPolicy, ThrottlePolicy
-from rpcwheel.call import DefaultResponsePolicy, HedgingPolicy
+from rpcwheel.call import DefaultResponsePolicy, HedgingPolicy, MethodPolicy
 from rpcwheel.events import BreakerClosed, BreakerOpened, ThrottleBegan, ThrottleEnded
+from rpcwheel.failback import FailbackPolicy
 from rpcwheel.limit import RatePolicy
 from rpcwheel.telemetry import components
 
@@ -25,8 +27,14 @@ BREAKER = BreakerPolicy(
 
 PLAIN = {"retry": None}
 
+RETRIED = {"retry": RETRY, "idempotent": True}
+
 WAITS = ConcurrencyPolicy(max_calls=1, max_wait=5.0)
 """One call runs; others wait for up to 5 s."""
+
+QUEUED = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60.0)
+
+GRACE_S = 30.0
 
 
 @pytest.fixture
@@ -39,6 +47,12 @@ def admissions():
         return [state for each in ours for state in each.status()]
 
     return states
+
+
+@pytest.fixture
+def waiting(admissions):
+    """Returns how many attempts wait for a concurrency limit."""
+    return lambda: sum(state.waiting or 0 for state in admissions())
 
 
 @pytest.fixture
@@ -324,13 +338,125 @@ def test_channels_of_a_kit_to_one_target_share_their_breakers(shop, world, kit, 
     world.do(kit.close)
 
 
-@ways("sync future", "sync stream", "aio unary", "aio stream")
+@ways(*WAYS)
 def test_a_call_that_waits_ends_if_its_channel_is_closed(client, busy, timer):
     channel, first = busy(api="channel")
     second = client.begin(channel)
     wait_until(lambda: timer.pending == 1)
     client.world.do(channel.close)
     assert [call.code() for call in (first, second)] == [grpc.StatusCode.CANCELLED] * 2
+
+
+@ways(*WAYS)
+def test_a_call_that_waits_for_a_token_ends_if_its_channel_is_closed(client, timer):
+    rate = RatePolicy(rate=1.0, max_wait=2.0)
+    channel = client.open(api="channel", rate=rate, timer=timer, **PLAIN)
+    assert client.ask(channel) == b"x"
+    second = client.begin(channel)
+    wait_until(lambda: timer.pending == 1)
+    client.world.do(channel.close)
+    assert second.code() is grpc.StatusCode.CANCELLED
+    if client.world.name == "sync":
+        assert second.error().details() == "Channel closed!"
+    assert timer.pending == 0
+
+
+@pytest.mark.parametrize("settings", [PLAIN, RETRIED], ids=["plain", "retried"])
+@ways(*WAYS)
+def test_a_call_that_waits_is_not_sent_after_a_channel_with_a_queued_call_is_closed(
+    shop, client, timer, waiting, settings
+):
+    world = client.world
+    methods = {STREAM_UNARY: MethodPolicy(retry=None, failback=QUEUED)}
+    settings = {"concurrency": WAITS, "methods": methods, "timer": timer} | settings
+    kit = world.do(world.api.Kit, **settings)
+    channel = world.do(kit.channel, shop.target)
+    shop.then("UNAVAILABLE", hang := Hang())
+    assert world.call(channel, "stream_unary").result() is None
+    first = client.begin(channel)
+    assert hang.begun.wait(30)
+    second = client.begin(channel)
+    wait_until(lambda: waiting() == 1)
+    grace = (GRACE_S,) if world.name == "aio" else ()
+    with ThreadPoolExecutor() as threads:
+        closing = threads.submit(world.do, channel.close, *grace)
+        assert second.code() is grpc.StatusCode.CANCELLED
+        assert waiting() == 0
+        shop.calls[1].ended.set()
+        if world.name == "aio" or client.style == "blocking":
+            assert client.answer(first) == b"x"
+        else:
+            assert first.code() is grpc.StatusCode.CANCELLED
+        closing.result(GRACE_S)
+    assert len(shop.calls) == 2
+    world.do(kit.close, 0)
+
+
+class ClosesInTheSecondCall(grpc.UnaryUnaryClientInterceptor):
+    """Closes a channel after a call has begun, before the request is given to gRPC."""
+
+    def __init__(self):
+        self.channel = None
+        self.calls = 0
+
+    def intercept_unary_unary(self, continuation, details, request):
+        self.calls += 1
+        if self.calls == 2:
+            self.channel.close()
+        return continuation(details, request)
+
+
+@pytest.mark.parametrize("settings", [PLAIN, RETRIED], ids=["plain", "retried"])
+@ways("sync blocking")
+def test_a_call_that_has_waited_ends_if_its_channel_is_closed_before_it_is_sent(
+    shop, client, busy, timer, settings
+):
+    inner = ClosesInTheSecondCall()
+    channel, first = busy(api="channel", inner=[inner], **settings)
+    inner.channel = channel
+    second = client.begin(channel)
+    wait_until(lambda: timer.pending == 1)
+    shop.calls[0].ended.set()
+    assert client.answer(first) == b"x"
+    assert second.code() is grpc.StatusCode.CANCELLED
+    assert second.error().details() == "Channel closed!"
+    assert len(shop.calls) == 1
+
+
+def test_a_delivery_that_waits_is_sent_although_its_channel_is_closed(shop, world, timer, waiting):
+    settings = {"concurrency": WAITS, "failback": QUEUED, "timer": timer} | PLAIN
+    kit = world.do(world.api.Kit, **settings)
+    channel = world.do(kit.channel, shop.target)
+    shop.then("UNAVAILABLE", hang := Hang())
+    assert world.call(channel, "unary_unary", b"a").result() is None
+    running = world.call(channel, "unary_unary", b"b")
+    assert hang.begun.wait(30)
+    with ThreadPoolExecutor() as threads:
+        flushed = threads.submit(world.do, kit.flush, GRACE_S)
+        wait_until(lambda: waiting() == 1)
+        world.do(channel.close)
+        assert running.code() is grpc.StatusCode.CANCELLED
+        assert flushed.result(GRACE_S)
+    assert [call.requests for call in shop.calls] == [[b"a"], [b"b"], [b"a"]]
+    assert world.do(kit.close) == []
+
+
+@ways("aio unary")
+def test_a_hedge_that_waits_does_not_end_its_call_during_the_grace_of_close(
+    shop, client, busy, timer, waiting
+):
+    hedging = HedgingPolicy(delay=1.0, max_attempts=2, retry_budget=None)
+    channel, call = busy(api="channel", hedging=hedging)
+    wait_until(lambda: timer.pending == 1)
+    timer.advance(1.0)
+    wait_until(lambda: waiting() == 1)
+    with ThreadPoolExecutor() as threads:
+        closing = threads.submit(client.world.do, channel.close, GRACE_S)
+        wait_until(lambda: waiting() == 0)
+        shop.calls[0].ended.set()
+        assert client.answer(call) == b"x"
+        closing.result(GRACE_S)
+    assert len(shop.calls) == 1
 
 
 @held

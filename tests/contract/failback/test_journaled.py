@@ -3,6 +3,7 @@
 import gc
 import itertools
 import threading
+import weakref
 
 import grpc
 import pytest
@@ -93,14 +94,29 @@ def test_a_call_is_stored_before_its_caller_is_answered_and_then_delivered(
 
 
 def test_a_method_may_have_multicallables_with_and_without_a_serializer(world, shop, client, url):
-    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    shop.then(*["UNAVAILABLE"] * 3)
     channel = client()
     typed = channel.unary_unary(UNARY_UNARY, request_serializer=str.encode)
     raw = channel.unary_unary(UNARY_UNARY)
-    assert world.do(typed, "a", timeout=WAIT_S) == world.do(raw, b"b", timeout=WAIT_S) == LATER
-    assert [decode(call.body).requests for call in stored(url)] == [(b"a",), (b"b",)]
+    number = channel.unary_unary(UNARY_UNARY, request_serializer=int.to_bytes)
+    for multicallable, request in ((typed, "a"), (raw, b"b"), (number, 3)):
+        assert world.do(multicallable, request, timeout=WAIT_S) == LATER
+    assert [decode(call.body).requests for call in stored(url)] == [(b"a",), (b"b",), (b"\3",)]
     assert world.do(client.queues.flush, WAIT_S)
-    assert sorted(seen.requests for seen in shop.calls[2:]) == [[b"a"], [b"b"]]
+    assert sorted(seen.requests for seen in shop.calls[3:]) == [[b"\3"], [b"a"], [b"b"]]
+
+
+def test_a_channel_does_not_keep_the_serializers_of_dropped_multicallables(client):
+    class Serializer:
+        def __call__(self, message):
+            return message
+
+    channel, serializer = client(), Serializer()
+    kept = weakref.ref(serializer)
+    channel.unary_unary("/test.Shop/Rare", request_serializer=serializer)
+    del serializer
+    gc.collect()
+    assert kept() is None
 
 
 def test_the_policy_says_which_metadata_target_and_timeout_are_stored(
@@ -181,6 +197,22 @@ def test_a_program_may_keep_only_a_stub(world, shop, policy, new_queues, url):
     assert world.do(call, b"order", timeout=WAIT_S) == LATER
     wait_for_none(url)
     assert len(shop.calls) == 2
+
+
+def test_a_call_that_is_being_stored_does_not_end_with_its_channel(
+    world, shop, client, url, script
+):
+    begun, answers = threading.Event(), threading.Event()
+    script["append"] = lambda: begun.set() or answers.wait(WAIT_S)
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.01, max_attempts=2)
+    channel = client(idempotent=True, retry=retry)  # the call has waited for an attempt before
+    call = world.call(channel, timeout=WAIT_S)
+    assert begun.wait(WAIT_S)
+    world.do(channel.close)
+    answers.set()
+    assert call.result() == LATER
+    assert len(stored(url)) == 1
 
 
 # --- The idempotency key ---

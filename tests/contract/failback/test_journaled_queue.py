@@ -22,7 +22,7 @@ from fixtures.timers import FullTimer
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import only_sync
 from rpcwheel.call import MethodPolicy
-from rpcwheel.call.retry import RETRY_KEY
+from rpcwheel.call.metadata import RETRY_KEY
 from rpcwheel.errors import ConfigurationError, JournalUnavailable, TimerStopped
 from rpcwheel.events import FailbackLeaseLost, JournalFailed
 from rpcwheel.failback import FailbackInvoker

@@ -12,7 +12,7 @@ from fixtures.journals import stored_rpc
 from fixtures.shop import UNARY_STREAM, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
-from rpcwheel.call.retry import RETRY_KEY
+from rpcwheel.call.metadata import RETRY_KEY
 from rpcwheel.errors import JournalFull, JournalRefused
 from rpcwheel.events import CallbackFailed, JournalFailed, JournalRecovered
 from rpcwheel.failback import JournalWorker, with_failback

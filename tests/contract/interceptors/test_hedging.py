@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL
+from fixtures.grpcio import BUGS_OF_INTERCEPTORS, WAITING_ENDS_WITH_ITS_CHANNEL
 from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.call import CallPolicy, DefaultResponsePolicy, HedgingPolicy, MethodPolicy
@@ -251,6 +251,43 @@ async def test_a_channel_that_is_closed_with_a_grace_lets_running_attempts_end(s
     await asyncio.sleep(0)
     assert not call.done()
     call.cancel()
+    await closing
+
+
+class RaisesLater(grpc.aio.UnaryUnaryClientInterceptor):
+    """Raises in the second attempt, when `fails` is set."""
+
+    def __init__(self):
+        self.attempts = 0
+        self.begun = asyncio.Event()
+        self.fails = asyncio.Event()
+
+    async def intercept_unary_unary(self, continuation, details, request):
+        self.attempts += 1
+        if self.attempts == 2:
+            self.begun.set()
+            await self.fails.wait()
+            raise LookupError
+        return await continuation(details, request)
+
+
+@BUGS_OF_INTERCEPTORS
+async def test_an_error_of_an_inner_interceptor_ends_a_call_while_its_channel_closes(
+    shop, own, timer
+):
+    shop.then(slow := Hang())
+    hedge = RaisesLater()
+    channel = own.open(POLICY, timer=timer, inner=[hedge])
+    call = channel.unary_unary(UNARY_UNARY)(b"x")
+    await aio_wait_until(slow.begun.is_set)
+    await aio_wait_until(lambda: timer.pending)
+    timer.advance(5.0)
+    await hedge.begun.wait()
+    closing = asyncio.ensure_future(channel.close(WAIT_S))
+    await asyncio.sleep(0)
+    hedge.fails.set()
+    with pytest.raises(LookupError):
+        await asyncio.wait_for(call, WAIT_S)
     await closing
 
 

@@ -25,7 +25,7 @@ POLICY = CallPolicy(
 
 @pytest.fixture(autouse=True)
 def small_caches(set_limit, call_counts):
-    for module in ("call.config", "call.client_state", "call.failed_calls"):
+    for module in ("call.config", "call.client_state"):
         set_limit(f"{module}.MAX_METHODS", MAX_METHODS)
     set_limit("interceptors.aio_client.MAX_METHODS", MAX_METHODS)
     set_limit("telemetry.call_counts.MAX_METHODS", MAX_METHODS)

@@ -108,6 +108,34 @@ def test_closing_a_channel_with_queued_calls_ends_its_futures_and_streams(world,
     assert world.do(kit.close, WAIT_S) == []
 
 
+def test_a_call_that_waits_for_its_retry_ends_when_new_calls_are_refused(world, shop, timer):
+    methods = QUEUED_OR_RETRIED | {
+        STREAM_UNARY: MethodPolicy(idempotent=True, retry=RETRY.replace(backoff=30.0))
+    }
+    kit = world.do(world.api.Kit, methods=methods, timer=timer)
+    channel = queue_one(world, shop, kit, shop.target)
+    shop.then("UNAVAILABLE")
+    call = world.call(channel, "stream_unary")
+    wait_until(lambda: timer.pending == 2)
+    refused = []
+
+    def begin_another(_):
+        multicallable = channel.unary_stream(UNARY_STREAM)
+        try:
+            multicallable(b"b").cancel()
+        except world.closed_error:
+            refused.append(True)
+        else:
+            refused.append(False)
+
+    call.on_done(begin_another)
+    world.do(channel.close)
+    assert call.code() is grpc.StatusCode.CANCELLED
+    wait_until(lambda: refused)
+    assert refused == [True]
+    world.do(kit.close, 0)
+
+
 def test_closing_a_channel_does_not_cancel_deliveries(world, shop):
     kit = world.api.Kit(failback=SOON)
     shop.then("UNAVAILABLE", hang := Hang())

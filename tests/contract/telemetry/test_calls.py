@@ -169,7 +169,7 @@ def test_a_reconnect_is_an_event_of_the_spans_of_the_calls_in_flight(
     with trace.use_span(ended):
         assert answer(world, channel, kind, style) == b"ab"
     calls = [in_flight(world, channel, kind, style, shop, in_both) for _ in range(2)]
-    old = channel.connections.active
+    old = channel.transports.active
     assert world.do(channel.reconnect, "a test", drain_timeout=0)
     for call in calls:
         assert call.error().details().startswith("connection replaced: a test")
@@ -241,10 +241,10 @@ def test_calls_without_a_recording_span_are_not_noted(shop, spans):
     with ReconnectingChannel(shop.target) as channel:
         future = channel.unary_unary(UNARY_UNARY).future(b"ab")
         assert hang.begun.wait(WAIT_S)
-        assert channel.connections.active.spans == {}
+        assert channel.transports.active.spans == {}
         future.cancel()
         with spans.caller():
             stream = channel.unary_stream(UNARY_STREAM)(b"ab")
-            assert len(channel.connections.active.spans) == 1
+            assert len(channel.transports.active.spans) == 1
             assert b"".join(stream) == b"ab"
-        assert wait_until(lambda: channel.connections.active.spans == {})
+        assert wait_until(lambda: channel.transports.active.spans == {})

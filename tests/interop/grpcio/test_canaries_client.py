@@ -149,7 +149,7 @@ def test_call_details_are_a_named_tuple_whose_metadata_may_be_none(shop, shop_ch
 
 
 def test_the_attempts_header_may_be_sent_by_an_application(shop, shop_channel):
-    """`with_attempt` in call/retry.py needs it.
+    """`with_attempt` in call/metadata.py needs it.
 
     Names that begin with "grpc-" are reserved by gRPC. While its own retries are enabled (the
     default), gRPC removes this one, so a retry also sends `x-retry-attempt`.

@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.shop import UNARY_UNARY
 from rpcwheel._grpc.calls import Details, copy_details, details_with_timeout, metadata_tuple
-from rpcwheel.call.retry import ATTEMPTS_KEY, RETRY_KEY, with_attempt
+from rpcwheel.call.metadata import ATTEMPTS_KEY, RETRY_KEY, with_attempt
 
 GIVEN = {
     "method": "/test.Shop/UnaryUnary",

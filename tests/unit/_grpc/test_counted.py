@@ -11,8 +11,8 @@ from rpcwheel._grpc import aio_counted, counted
 from rpcwheel._grpc.aio_relay import MADE_UP_DETAILS
 from rpcwheel._grpc.calls import is_blocking_unary
 from rpcwheel.call import CallPolicy
-from rpcwheel.call.server import ServerState
 from rpcwheel.interceptors import aio_server, client, server
+from rpcwheel.interceptors.serving import ServerState
 from rpcwheel.telemetry.call_counts import CallCounts
 
 

@@ -16,9 +16,9 @@ from rpcwheel.call.attempts import (
     State,
     Wait,
 )
+from rpcwheel.call.budget import RetryBudget, RetryThrottle
 from rpcwheel.call.config import MethodConfig
 from rpcwheel.call.policy import DefaultResponsePolicy, HedgingPolicy, MethodPolicy
-from rpcwheel.call.retry import RetryBudget, RetryThrottle
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import FailbackFull
 from rpcwheel.events import CallbackFailed, DefaultResponseUsed, RetryScheduled, RetryStopped

@@ -17,9 +17,9 @@ from hypothesis.stateful import (
 
 from rpcwheel.call import HedgingPolicy, RetryPolicy
 from rpcwheel.call.attempts import TRANSITIONS, Attempts, Fact, State, Wait
+from rpcwheel.call.budget import RetryBudget
 from rpcwheel.call.config import MethodConfig
 from rpcwheel.call.policy import MethodPolicy
-from rpcwheel.call.retry import RetryBudget
 from rpcwheel.durations import NEVER
 from rpcwheel.rpc import AttemptResult, NextAttempt, Stop
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from fixtures.timers import frequent_thread_switches, run_threads  # noqa: F401 - a fixture
-from rpcwheel.call.retry import RetryBudget
+from rpcwheel.call.budget import RetryBudget
 
 S = 1_000_000_000
 YEAR = 365 * 24 * 3600 * S

@@ -6,8 +6,8 @@ import grpc
 import pytest
 
 from fixtures.forks import holds_in_child
-from rpcwheel.call.metadata import call_metadata, new_nonce
-from rpcwheel.call.retry import RETRY_KEY, result_of, with_attempt, with_other_server
+from rpcwheel.call.attempts import with_other_server
+from rpcwheel.call.metadata import RETRY_KEY, call_metadata, new_nonce, result_of, with_attempt
 from rpcwheel.rpc import CRITICALITY_KEY, NONCE_KEY, REFUSED_KEY, AttemptResult
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fixtures.shop import UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S
-from rpcwheel.call.retry import FORBID_NS, pushback_ns, result_of
+from rpcwheel.call.metadata import FORBID_NS, pushback_ns, result_of
 from rpcwheel.rpc import AttemptResult
 
 PUSHBACK = "grpc-retry-pushback-ms"

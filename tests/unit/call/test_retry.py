@@ -10,7 +10,7 @@ import tenacity
 
 from rpcwheel.call import RetryPolicy
 from rpcwheel.call.attempts import RetryPlan
-from rpcwheel.call.retry import RetryConfig
+from rpcwheel.call.config import RetryConfig
 from rpcwheel.durations import NEVER
 from rpcwheel.rpc import AttemptResult, NextAttempt, Stop
 

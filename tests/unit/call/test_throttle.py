@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from rpcwheel.call import HedgingPolicy, RetryPolicy, RetryThrottling
 from rpcwheel.call.attempts import Attempts, RetryPlan
-from rpcwheel.call.config import MethodConfig
+from rpcwheel.call.budget import RetryBudget, RetryThrottle, budget_key
+from rpcwheel.call.config import MethodConfig, RetryConfig
 from rpcwheel.call.policy import MethodPolicy
-from rpcwheel.call.retry import RetryBudget, RetryConfig, RetryThrottle, budget_key
 from rpcwheel.durations import NEVER
 from rpcwheel.rpc import AttemptResult, NextAttempt, Stop
 

@@ -24,7 +24,7 @@ from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call.failback_policy import FailedCall
 from rpcwheel.call.failed_calls import ChannelKey
 from rpcwheel.call.keeper import KeptDelivery
-from rpcwheel.call.retry import not_sent_metadata
+from rpcwheel.call.metadata import not_sent_metadata
 from rpcwheel.durations import NEVER, to_ns
 from rpcwheel.errors import FailbackClosed, FailbackFull
 from rpcwheel.events import (

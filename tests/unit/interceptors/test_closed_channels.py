@@ -5,7 +5,7 @@ import pytest
 
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call import CallPolicy
-from rpcwheel.call.sync_call import ChannelCalls
+from rpcwheel.call.client_state import ChannelCalls
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors.sync import FailbackQueues, apply_policies
 
@@ -68,4 +68,48 @@ class Slotted:
 def test_close_leaves_calls_without_weak_references():
     calls = ChannelCalls()
     calls.add_running(Slotted())
-    calls.cancel_running()
+    assert calls.running == []
+
+
+class Waiting:
+    """A call that waits for its next attempt."""
+
+    has_ended = False
+
+    def end_waiting(self):
+        self.has_ended = True
+
+
+def test_a_call_that_begins_to_wait_when_its_channel_was_closed_ends():
+    calls, before, after = ChannelCalls(), Waiting(), Waiting()
+    assert calls.add_waiting(before)
+    assert not before.has_ended
+    calls.end_waiting()
+    assert not calls.add_waiting(after)
+    assert before.has_ended
+    assert after.has_ended
+
+
+def test_a_delivery_ends_with_an_inner_channel_and_not_with_its_own():
+    own, inner, of_own, of_inner = ChannelCalls(), ChannelCalls(), Waiting(), Waiting()
+    with own.delivery():
+        assert own.add_waiting(of_own)
+        assert inner.add_waiting(of_inner)
+    own.end_waiting()
+    inner.end_waiting()
+    assert not of_own.has_ended
+    assert of_inner.has_ended
+
+
+def test_close_ends_waiting_calls_before_the_connections_may_close(open_channel, monkeypatch):
+    channel, waiting, ended = open_channel(Inner(None)), Waiting(), []
+    channel._state.channel_calls.add_waiting(waiting)
+    keep = FailbackQueues.keep
+
+    def note_and_keep(*args):
+        ended.append(waiting.has_ended)
+        return keep(*args)
+
+    monkeypatch.setattr(FailbackQueues, "keep", note_and_keep)
+    channel.close()
+    assert ended == [True]

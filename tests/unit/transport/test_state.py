@@ -12,7 +12,7 @@ from tenacity import stop_after_attempt
 from rpcwheel.backoff import Backoff
 from rpcwheel.durations import NEVER
 from rpcwheel.transport.arguments import checked_drain_ns
-from rpcwheel.transport.state import SERVER_CODES, ActivityStamps, ConnectionManager, Transport
+from rpcwheel.transport.state import SERVER_CODES, ActivityStamps, Transport, Transports
 
 SECOND = 1_000_000_000
 DRAINS = st.sampled_from([0, 1, 3, NEVER])
@@ -30,7 +30,7 @@ class Clock:
         self.now_ns += int(seconds * SECOND)
 
 
-class Connections(ConnectionManager[Transport]):
+class Connections(Transports[Transport]):
     """A manager whose transports have any object as a channel."""
 
     def __init__(self, first, clock, backoff) -> None:

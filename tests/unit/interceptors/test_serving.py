@@ -5,7 +5,7 @@ from scenarios.served import handler
 
 from rpcwheel.call import CallPolicy, DeadlinePolicy
 from rpcwheel.call.config import MethodConfig
-from rpcwheel.call.server import MAX_HANDLERS, ServedMethod, ServerState, WatchedResponses
+from rpcwheel.interceptors.serving import MAX_HANDLERS, ServedMethod, ServerState, WatchedResponses
 
 METHOD = "/test.Small/Call"
 
@@ -66,7 +66,7 @@ def test_a_handler_without_behavior_is_returned_unchanged():
 
 
 def test_a_bounded_number_of_handlers_is_cached(monkeypatch):
-    monkeypatch.setattr("rpcwheel.call.server.MAX_METHODS", 20)
+    monkeypatch.setattr("rpcwheel.interceptors.serving.MAX_METHODS", 20)
     state = ServerState(None, timer=None)
     original = handler("unary_unary", behavior)
     for number in range(30):

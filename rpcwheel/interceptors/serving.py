@@ -1,4 +1,4 @@
-"""What the server interceptors of `grpc` and `grpc.aio` share: `rpcwheel.interceptors` has both.
+"""What the server interceptors of `grpc` and `grpc.aio` share.
 
 An interceptor sets the deadline and the criticality of an incoming call, refuses a call whose
 deadline has passed, reports slow calls, and counts calls while metrics are on. To do so, it wraps
@@ -24,6 +24,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import code_name
 from rpcwheel._grpc.handlers import behavior_of, kind_of, late_s, time_left, with_behavior
+from rpcwheel.call.config import MAX_METHODS, MethodConfigs
+from rpcwheel.call.criticality import read_criticality
+from rpcwheel.call.policy import CallPolicy, checked_calls
 from rpcwheel.durations import NEVER, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.events import CallSlow, DeadlineExceededBeforeStart, emit
@@ -35,22 +38,17 @@ from rpcwheel.telemetry.call_counts import CallEnd
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import checked_timer
 
-from .config import MAX_METHODS, MethodConfigs
-from .criticality import read_criticality
-from .policy import CallPolicy, checked_calls
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import grpc
 
     from rpcwheel._grpc.handlers import Behavior
+    from rpcwheel.call.config import MethodConfig
     from rpcwheel.rpc import Kind
     from rpcwheel.telemetry.call_counts import MethodCounts
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
-
-    from .config import MethodConfig
 
 DEADLINE_TOLERANCE_S: Final = 0.01
 """If a call ends before its behavior with less time left than this, it counts as ended by its

@@ -1,0 +1,95 @@
+"""Applies policies to a channel, or to interceptors, of `grpc` or `grpc.aio`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rpcwheel.call.client_state import ClientState
+from rpcwheel.errors import ConfigurationError
+
+from .nesting import warn_if_nested
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rpcwheel.admission.targets import Breakers
+    from rpcwheel.call.policy import CallPolicy
+    from rpcwheel.timer.api import Timer
+
+    from .queues import FailbackQueuesBase
+
+ChannelT = TypeVar("ChannelT")
+
+
+def client_state(
+    policy: CallPolicy,
+    *,
+    timer: Timer | None,
+    queues: object,
+    queues_class: type[Any],
+    breakers: Breakers | None = None,
+) -> ClientState:
+    """Make the state of a client.
+
+    Args:
+        policy: The policies of its calls.
+        timer: Any rpcwheel timer, or None.
+        queues: The `FailbackQueues` for its calls; None makes new ones.
+        queues_class: The class of `queues`, which differs between `grpc` and `grpc.aio`.
+        breakers: Those of the kit; None for new ones.
+
+    Raises:
+        TypeError: An argument is of a wrong type.
+    """
+    checked_queues = queues_class(timer) if queues is None else queues
+    if not isinstance(checked_queues, queues_class):
+        raise TypeError(f"queues must be a FailbackQueues, or None, not {checked_queues!r}")
+    return ClientState(policy, timer=timer, queue_of=checked_queues.queue_for, breakers=breakers)
+
+
+def apply_policies_with(
+    channel_class: Callable[..., ChannelT],
+    queues_class: type[FailbackQueuesBase[Any]],
+    channel: Any,
+    policy: CallPolicy,
+    *,
+    timer: Timer | None,
+    queues: FailbackQueuesBase[Any] | None,
+    keeps: bool = False,
+    stacklevel: int,
+    breakers: Breakers | None = None,
+) -> ChannelT:
+    """Apply policies to a channel, for `intercept_channel` and kits.
+
+    Args:
+        channel_class: The `InterceptedChannel` of the world.
+        queues_class: The `FailbackQueues` of the world.
+        channel: The channel of the user or of the kit.
+        policy: The policies of all methods.
+        timer: As for `client_interceptors`.
+        queues: As for `client_interceptors`.
+        keeps: Whether `queues` keep the connections of a closed channel while calls of it are
+            queued.
+        stacklevel: The frame that a warning names; 2 is the caller of this function.
+        breakers: Those of the kit; None for new ones.
+    """
+    state = client_state(
+        policy, timer=timer, queues=queues, queues_class=queues_class, breakers=breakers
+    )
+    intercepted = channel_class(channel, state, queues if keeps else None)
+    warn_if_nested(channel, policy, stacklevel=stacklevel)
+    return intercepted
+
+
+def refuse_journal(state: ClientState) -> None:
+    """Check that no policy of interceptors has a journal.
+
+    Raises:
+        ConfigurationError: One has: interceptors do not know a channel for stored calls.
+    """
+    if state.failback.journaled:
+        raise ConfigurationError(
+            "failback.journal has no effect with client_interceptors(), which do not know the "
+            "channel through which stored calls are delivered after a restart; use "
+            "intercept_channel(channel) in place of grpc.intercept_channel"
+        )
