@@ -69,10 +69,14 @@ STATUSES = {
     "F": "UNAVAILABLE",
     "D": "DEADLINE_EXCEEDED",
     "A": "NOT_FOUND",
+    "I": "INTERNAL",
     "C": "CANCELLED",
+    "N": "",
     "S": "OK",
 }
-CALLS = st.sampled_from(["", "S", "S", "SSSS", "F", "D", "FCF", "FFA", "FFFS", "FSSSS"])
+CALLS = st.sampled_from(
+    ["", "S", "S", "SSSS", "F", "D", "FCF", "FFA", "FFFS", "FSSSS", "FNF", "FFI"]
+)
 """Calls of a subchannel, which are repeated; a letter is the status of a call."""
 ROUNDS = st.tuples(
     st.sampled_from([True, True, False]),
@@ -116,7 +120,9 @@ class Pool(RuleBasedStateMachine):
         zone=st.sampled_from(["", "near"]),
         slow_start=st.sampled_from([None, 10]),
         self_preservation=st.sampled_from([True] * 5 + [False]),
-        outlier_ejection=st.none() | OUTLIER_POLICIES | OUTLIER_POLICIES,
+        outlier_ejection=st.sampled_from([True, True, False]).flatmap(
+            lambda ejects: OUTLIER_POLICIES if ejects else st.none()
+        ),
         of_registry=st.sampled_from([True] * 4 + [False]),
         instances=st.lists(INSTANCES, min_size=3, max_size=6),
     )
@@ -232,8 +238,9 @@ class Pool(RuleBasedStateMachine):
         few = 2 * len(self.stale) <= len(self.published)
         since_s = (self.clock.now_ns - self.changed_ns) / SECOND
         stale = [one for one in self.pool.subchannels if one.stale]
-        self.pool.expire_stale()
-        if self.pool.preservation.grace_ns is not None and few and since_s >= GRACE_S:
+        is_due = self.pool.preservation.grace_ns is not None and few and since_s >= GRACE_S
+        assert self.pool.expire_stale() is is_due
+        if is_due:
             for one in stale:
                 self.note_removed(one)
             self.set_stale(set())
@@ -256,8 +263,11 @@ class Pool(RuleBasedStateMachine):
     def mark_unhealthy(self, number):
         one = self.any_of(number)
         self.events.clear()
+        self.pool.checks.clear()
         self.pool.checker.mark_unhealthy(one, "by hand")
-        self.check_unhealthy(one, "" if self.calls[one.id].reason else "by hand")
+        reason = "" if self.calls[one.id].reason else "by hand"
+        self.check_unhealthy(one, reason)
+        assert self.pool.checks == ([(one.instance.port, None)] if reason else [])
 
     def check_unhealthy(self, one, reason):
         """It has just become unhealthy for this reason; "": it has not."""
@@ -274,13 +284,17 @@ class Pool(RuleBasedStateMachine):
 
     def become_healthy(self, one):
         calls, now_ns = self.calls[one.id], self.clock.now_ns
+        port, was_stale = one.instance.port, one.id in self.stale
         self.events.clear()
+        self.pool.checks = [(port, 7.0)]
         self.pool.checker.mark_healthy(one)
         if calls.reason:
+            assert self.pool.checks == ([(port, None)] if was_stale else [])
             after_s = (now_ns - calls.unhealthy_ns) / SECOND
             assert self.events == [SubchannelHealthy("shop.Orders", one.id, after_s)]
             self.calls[one.id] = Calls(now_ns, calls.ejections)
         else:
+            assert self.pool.checks == [(port, 7.0)]
             assert self.events == []
 
     @precondition(lambda self: self.published)
@@ -308,9 +322,13 @@ class Pool(RuleBasedStateMachine):
         else:
             self.pool.checker.failed(one, status)
         failures = ""
-        if status in {"OK", "NOT_FOUND"}:
+        if status in {"OK", "NOT_FOUND", "INTERNAL"}:
             calls.end(failed=False)
-        elif status != "CANCELLED" and one.state is READY and policy.outlier_ejection is not None:
+        elif (
+            status in {"UNAVAILABLE", "DEADLINE_EXCEEDED"}
+            and one.state is READY
+            and policy.outlier_ejection is not None
+        ):
             if now_ns - calls.interval_ns >= policy.outlier_ejection.interval * SECOND:
                 calls.interval, calls.interval_ns = [], now_ns
             calls.end(failed=True)
@@ -424,6 +442,9 @@ TestPool.settings = settings(max_examples=45, stateful_step_count=30)
 def test_outliers_are_ejected(count, policy, rounds):
     pool, instances = Pool(), [at(port) for port in range(1, count + 1)]
     pool.begin(RoundRobin, of_registry=True, instances=instances, outlier_ejection=policy)
-    for each in rounds:
-        pool.run_calls(each)
-    pool.teardown()
+    try:
+        for each in rounds:
+            pool.run_calls(each)
+            pool.subchannels_are_as_published()
+    finally:
+        pool.teardown()

@@ -261,7 +261,7 @@ class Model(RuleBasedStateMachine):
         assert self.connections.expire(transport) == drains
         self.end(*[transport] * drains)
 
-    @precondition(lambda self: self.draining or self.active > 3)
+    @precondition(lambda self: self.active > 3 or self.draining or self.calls)
     @rule()
     def close(self):
         """The calls end later. Then there is another channel."""
@@ -270,6 +270,9 @@ class Model(RuleBasedStateMachine):
         assert all(transport.ended for transport in over)
         assert self.connections.close() == []
         assert self.connections.drain(0) == ([], [])
+        assert not self.connections.accepts_calls
+        assert self.connections.draining_transports == []
+        assert not any(self.connections.expire(transport) for transport in over)
         assert not any(self.connections.end_call(transport) for transport in self.calls)
         assert self.connections.calls == 0
         self.connect()

@@ -100,11 +100,24 @@ def polling(engine, timer):
 
 
 @pytest.fixture
-def watch(polling):
+def new_watcher():
+    """Make a watcher; in the end, all that it got must have been correct."""
+    watchers = []
+
+    def new_watcher():
+        watchers.append(CheckedWatcher())
+        return watchers[-1]
+
+    yield new_watcher
+    assert all(watcher.is_correct for watcher in watchers)
+
+
+@pytest.fixture
+def watch(polling, new_watcher):
     """Start a watch, and wait for its first view."""
 
     def watch(service, *ids):
-        watcher = CheckedWatcher()
+        watcher = new_watcher()
         polling.watch(service, watcher)
         assert watcher.sees(*ids)
         assert wait_until_quiet(polling)
@@ -198,8 +211,10 @@ def test_the_delay_after_a_failed_read_grows_up_to_its_limit(polling, engine, ti
         timer.advance((delay_ns + TICK_NS) / 1e9)
 
 
-def test_a_refusal_of_one_service_does_not_affect_others(polling, engine, timer, watch):
-    b = CheckedWatcher()
+def test_a_refusal_of_one_service_does_not_affect_others(
+    polling, engine, timer, watch, new_watcher
+):
+    b = new_watcher()
     engine.refused = {"b"}
     polling.watch("b", b)
     a = watch("a", "1")
@@ -211,8 +226,8 @@ def test_a_refusal_of_one_service_does_not_affect_others(polling, engine, timer,
     assert a.news == [{"1"}]
 
 
-def test_a_view_read_before_contact_was_lost_is_dropped(polling, engine):
-    a = CheckedWatcher()
+def test_a_view_read_before_contact_was_lost_is_dropped(polling, engine, new_watcher):
+    a = new_watcher()
     engine.gate = threading.Event()
     polling.watch("a", a)
     assert wait_until(lambda: engine.reads)
@@ -347,11 +362,14 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def views_say_what_has_changed(self):
-        assert all(watcher.is_correct for _, _, watcher in self.open)
+        watchers = [watcher for _, _, watcher in self.open]
+        watchers += [watcher for watcher, _ in self.closed]
+        assert all(watcher.is_correct for watcher in watchers)
 
     def teardown(self):
         self.polling.close()
         assert wait_until_quiet(self.polling)
+        self.views_say_what_has_changed()
         assert self.timer.pending == 0
         self.timer.stop()
 
