@@ -150,7 +150,7 @@ def test_changed_has_exactly_the_ids_that_differ_from_the_last_view(steps):
                 records = {key: old for key, old in records.items() if key != name}
                 if value is not None:
                     records[name] = value
-                notifier.add(View(records, changed=frozenset({name}) if is_known else None))
+                notifier.add(View(records, changed=frozenset({name, "a"}) if is_known else None))
     notifier.add(View(records, changed=frozenset()))
     notifier.start()
     assert watcher.news[-1].records == records
