@@ -279,7 +279,7 @@ class AnyAttempts(RuleBasedStateMachine):
             self.end(self.running.pop(), OK, duration, is_stream=False)
         self.begin(6)
         if self.reference.gives_up_at is not None:  # it was not over yet
-            self.now = min(self.reference.gives_up_at, self.now + 100_000) - early
+            self.now = round(min(self.reference.gives_up_at, self.now + 100_000)) - early
             self.begin(1)
 
     @precondition(lambda self: self.reference.state == "half_open")
