@@ -1,6 +1,6 @@
-"""When exactly a window forgets an attempt. The models test the rest."""
+"""When exactly a window forgets an attempt, or a loss is forgotten. The models test the rest."""
 
-from rpcwheel.admission.window import CountWindow, TimeWindow
+from rpcwheel.admission.window import CountWindow, LostTogether, TimeWindow
 
 
 def test_an_attempt_leaves_a_window_of_calls_when_it_is_replaced():
@@ -29,3 +29,22 @@ def test_an_earlier_time_counts_as_the_latest_one():
     assert (window.calls, window.slow) == (2, 1)
     window.move(6000)
     assert (window.calls, window.slow) == (0, 0)
+
+
+def test_attempts_are_lost_together_for_one_second():
+    lost, lost_ns = LostTogether(), 10**9
+    assert not lost.note_failure("UNAVAILABLE", 0, lost_ns)
+    assert lost.note_failure("UNAVAILABLE", lost_ns - 1, 2 * lost_ns - 1)
+    assert not lost.note_failure("UNAVAILABLE", lost_ns - 1, 2 * lost_ns)
+
+
+def test_a_connection_breaks_again_after_two_seconds_or_a_minute_without_a_success():
+    lost, breaks_ns = LostTogether(), 10**9
+    assert not lost.note_failure("UNAVAILABLE", 0, breaks_ns)
+    for works, quiet_ns in ((True, 2 * 10**9), (False, 60 * 10**9)):
+        for early_ns, breaks in ((1, False), (0, True)):
+            if works:
+                lost.note_success(breaks_ns)
+            breaks_ns += quiet_ns - early_ns
+            assert not lost.note_failure("UNAVAILABLE", 0, breaks_ns)
+            assert lost.note_failure("UNAVAILABLE", breaks_ns - 1, breaks_ns) is breaks
