@@ -162,7 +162,8 @@ class Breaker:
         """Leave a state that has lasted for too long. Asked when an attempt is refused.
 
         `HALF_OPEN` becomes `OPEN` if attempts are refused for `half_open_timeout`, or for twice the
-        time that an attempt took which succeeded, and none ends.
+        time that an attempt took which succeeded, and none ends. The time is that which is known
+        when the first one is refused.
         `OPEN` becomes `HALF_OPEN` if nothing has ended it long after its time was over: the timer
         was stopped, the process is a forked child, or a health check has no result.
         """

@@ -63,7 +63,7 @@ MAX_OPTION_BUDGETS: Final = 256
 """Retry budgets of `call_options` that a client keeps. A program may compute ever new values."""
 
 
-class WaitingCall(Protocol):
+class EndsWithChannel(Protocol):
     """A call or an attempt that waits for some time, or for the end of another attempt."""
 
     def end_waiting(self) -> None:
@@ -81,8 +81,8 @@ class ChannelCalls:
     """
 
     def __init__(self) -> None:
-        self._waiting: weakref.WeakValueDictionary[int, WaitingCall] = weakref.WeakValueDictionary()
-        self._running: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._waiting = weakref.WeakValueDictionary[int, EndsWithChannel]()
+        self._running = weakref.WeakValueDictionary[int, Any]()
         self.is_closed = False
         """Whether the channel was closed. No attempt may begin after a wait, with any channel. New
         calls are refused by `ClientState.refuse`, or by gRPC."""
@@ -106,7 +106,7 @@ class ChannelCalls:
         finally:
             _DELIVERING.reset(token)
 
-    def add_waiting(self, call: WaitingCall) -> bool:
+    def add_waiting(self, call: EndsWithChannel) -> bool:
         """Add a call or an attempt that begins to wait, unless it is one of a `delivery`.
 
         Returns:

@@ -693,7 +693,7 @@ def error_text(error: BaseException) -> str:
 
 
 def _ids_of(calls: Iterable[QueuedCall]) -> set[int]:
-    """Return the ids of those that were taken from the journal."""
+    """Return the ids in the journal of the calls that were taken from it."""
     return {call.stored.id for call in calls if call.stored is not None}
 
 

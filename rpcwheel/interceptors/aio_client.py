@@ -108,7 +108,7 @@ class InterceptedChannel(aio_multicallable.Channel):
 
         Args:
             grace: Seconds for which calls in flight may continue; None or 0: they are canceled now.
-                A call that fails meanwhile is not retried. Those that wait, for their next attempt
+                A call that fails meanwhile is not retried. Calls that wait for their next attempt,
                 or for a limit of the client, are canceled now.
         """
         self._routes.close()

@@ -209,7 +209,7 @@ class Reference:
     def __init__(self, rules):
         self.rules = rules
         self.now = 0
-        self.calls = []  # those that are queued, oldest first
+        self.calls = []  # the queued calls, the oldest first
         self.hooks = []  # calls whose hook runs
         self.late = []  # calls that have ended during an attempt, which may still report
         self.pacings = {place: Pacing(rules.rate, rules.max_in_flight) for place in PLACES}
@@ -458,7 +458,7 @@ class Driver:
         assert raised.value.__cause__ is failure.error
 
     def running(self):
-        """The calls with an attempt; if there is none, those that wait are flushed."""
+        """The calls with an attempt; if there is none, the waiting calls are flushed."""
         if not self.reference.in_state(RUNNING):
             self.flush()
         return self.reference.in_state(RUNNING)

@@ -85,7 +85,7 @@ class Connection(RuleBasedStateMachine):
         way=st.sampled_from([None, "in", "out"]),
     )
     def decide(self, begun: list[tuple[bool, bool]], step: int, way: str | None) -> None:
-        """Calls begin; those that keep the connection open end, and silent streams go on.
+        """Calls begin. All end that keep the connection open; silent streams go on.
 
         Later the connection is looked at, and then perhaps used at once.
         """

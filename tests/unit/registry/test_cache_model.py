@@ -39,7 +39,7 @@ class History:
     reason: str = ""
     """Why instances that disappear are stale."""
     expired: set[str] = field(default_factory=set)
-    """Those that were removed last at the end of the time in which they were stale."""
+    """The ids that were removed last, at the end of the time in which they were stale."""
     file_used: bool = False
     """Whether the instances of the file were shown."""
 
