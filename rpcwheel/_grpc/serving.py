@@ -34,6 +34,9 @@ T = TypeVar("T")
 POOL_ATTRIBUTE: Final = "experimental_thread_pool"
 """The attribute of a behavior in which gRPC looks for the pool that runs it."""
 
+CORE_CODES: Final = {code.name: core for code, core in STATUS_CODE_TO_CYGRPC_STATUS_CODE.items()}
+"""The codes of gRPC's core, by name."""
+
 RECEIVING: Final = "_RECEIVE_MESSAGE_TOKEN"
 """The name of gRPC's token that is in `due` of the state of a call which waits for a message."""
 
@@ -210,5 +213,4 @@ def end_unserved_call(
     """
     with state.condition:
         state.trailing_metadata = metadata
-        core_code = STATUS_CODE_TO_CYGRPC_STATUS_CODE[grpc.StatusCode[code]]
-        grpc_server._abort(state, event.call, core_code, details.encode())  # noqa: SLF001
+        grpc_server._abort(state, event.call, CORE_CODES[code], details.encode())  # noqa: SLF001

@@ -64,8 +64,14 @@ class LimitedFuture(Future[Any]):
     def end(self) -> None:
         """Call the callback, once. Any thread."""
         self._ended = True
-        with suppress(IndexError):  # not added yet, or called by another thread
-            self._callbacks.pop()(self)
+        if self._callbacks:  # else not added yet
+            with suppress(IndexError):  # called by another thread
+                self._callbacks.pop()(self)
+
+
+REFUSED: Final = LimitedFuture()
+"""The future of all calls that are refused when they arrive: it has ended."""
+REFUSED.end()
 
 
 class LimitInterceptor(grpc.ServerInterceptor):
@@ -153,14 +159,16 @@ class ServerExecutor(ThreadPoolExecutor):
             self._limits[limit] = None
             limit.limiter.set_threads(self._max_workers)
         call.start = [(fn, args)]
-        call.future = future = LimitedFuture()
         now_ns, decisions = time.monotonic_ns(), None
         with limit.lock:
             limit.arrivals += 1
             if self._is_shut_down:
                 limit.limiter.refuse_closed(call)
-                decisions = limit.decide(now_ns, starts=False)
-            elif not limit.limiter.arrive(call, now_ns):
+                starts = False
+            else:
+                starts = limit.limiter.arrive(call, now_ns)
+            call.future = future = REFUSED if call.refused else LimitedFuture()
+            if not starts:
                 call.deadline_ns = _deadline_ns(args, now_ns)
                 decisions = limit.decide(now_ns, starts=False)
         if decisions is None:
@@ -297,9 +305,7 @@ def _run_or_end(
         with suppress(IndexError):
             start.pop()
             end_unserved_call(*call, "UNAVAILABLE", RefusalReason.CLOSED.details, ())
-        future = LimitedFuture()
-        future.end()
-        return future
+        return REFUSED
 
 
 def _run_started(start: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:

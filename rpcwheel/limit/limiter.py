@@ -489,7 +489,9 @@ class Limiter:
 
     def refuse_late(self, now_ns: int) -> None:
         """Refuse the calls that have waited too long."""
-        ahead, longest_ns, late_ns = 0, self._max_wait(), self._late_wait()
+        if not self._queue.total:
+            return
+        ahead, longest_ns = 0, self._max_wait()
         for criticality, calls in self._queue.levels.items():
             ahead += len(calls)  # with those that are more critical
             while calls:
@@ -498,7 +500,8 @@ class Limiter:
                     # Others are less critical, and refused before it.
                     is_last = ahead == self._queue.total
                     is_late = is_last and criticality <= self._late and ahead > self.limit
-                    if now_ns - call.arrived_ns <= (late_ns if is_late else longest_ns):
+                    wait_ns = self._late_wait() if is_late else longest_ns
+                    if now_ns - call.arrived_ns <= wait_ns:
                         break
                     self._count_late(call, RefusalReason.WAITED, now_ns)
                 self._queue.pop(calls)

@@ -283,7 +283,7 @@ class ServerLimit:
         counts = call.method.counts
         if counts is not None:
             counts.end(counts.begin(), code)
-        pushback_ns = call.token_wait_ns + int(self._pushback_ns * random.uniform(0.5, 1.5))
+        pushback_ns = call.token_wait_ns + int(self._pushback_ns * (0.5 + random.random()))
         pushback_ms = max(1, pushback_ns // 1_000_000)  # gRPC's own retries hang if it is 0
         trailing = (PUSHBACK_KEY, str(pushback_ms)), (REFUSED_KEY, call.nonce)
         return code, reason.details, trailing
