@@ -218,6 +218,3 @@ def test_a_server_that_is_no_zookeeper_is_unavailable(listen, opened):
     backend = opened(f"zookeeper://127.0.0.1:{listener.port}", timeout=0.5)
     with pytest.raises(RegistryUnavailable):
         backend.lookup(A.service)
-
-
-# Closing
