@@ -121,20 +121,6 @@ def test_a_requested_read_is_of_that_service_only(polling, engine, watch):
     assert [service for service, _ in engine.reads].count("unwatched") == 0
 
 
-def test_a_view_says_what_changed_since_the_last_view_of_the_same_watcher(polling, engine, watch):
-    first = watch("a", "1")
-    engine.records["a"] = {"1": b"x", "2": b"y"}
-    polling.request_read("a")
-    assert first.sees("1", "2")
-    late = watch("a", "1", "2")
-    engine.records["a"] = {"1": b"z", "2": b"y"}
-    polling.request_read("a")
-    for watcher in (first, late):
-        assert wait_until(lambda watcher=watcher: watcher.views[-1].records["1"] == b"z")
-        assert watcher.views[-1].changed == {"1"}
-    assert [view.changed for view in first.views] == [None, {"2"}, {"1"}]
-
-
 @pytest.mark.parametrize("full_every", [1, 2])
 def test_a_change_without_a_hint_is_found_after_the_period(engine, timer, full_every):
     polling, a = polling_of(engine, timer, full_every=full_every), RecordingWatcher()
