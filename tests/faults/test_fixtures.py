@@ -97,17 +97,9 @@ def proxy(echo, open_proxy):
 
 
 @pytest.fixture
-def connect(proxy):
-    made = []
-
-    def one():
-        host, port = proxy.target.rsplit(":", 1)
-        made.append(socket.create_connection((host, int(port)), WAIT_S))
-        return made[-1]
-
-    yield one
-    for each in made:
-        each.close()
+def connect(proxy, closed_later):
+    host, port = proxy.target.rsplit(":", 1)
+    return lambda: closed_later(socket.create_connection((host, int(port)), WAIT_S))
 
 
 def ask(sock):

@@ -13,6 +13,7 @@ import grpc
 import pytest
 import tenacity
 
+from fixtures.grpc_servers import unary_service
 from fixtures.waiting import WAIT_S
 from rpcwheel.testing import FlakyServer
 
@@ -238,10 +239,7 @@ def test_redress_does_not_retry_a_future_that_fails_after_it_was_returned(flaky_
         returned.wait(WAIT_S)
         context.abort(grpc.StatusCode.UNAVAILABLE, "late")
 
-    handlers = {"Get": grpc.unary_unary_rpc_method_handler(get)}
-    flaky_server.add_generic_rpc_handlers(
-        [grpc.method_handlers_generic_handler("shop.Orders", handlers)]
-    )
+    flaky_server.add_generic_rpc_handlers([unary_service(GET, get)])
     future = redressed.unary_unary(GET).future(b"1", timeout=WAIT_S)
     returned.set()
     assert future.code() is grpc.StatusCode.UNAVAILABLE

@@ -5,14 +5,13 @@ import signal
 import sys
 from functools import partial
 
-import grpc
 import pytest
 
 from fixtures.commands import command, ended
-from fixtures.grpc_servers import GrpcServer
+from fixtures.grpc_servers import GrpcServer, unary_service
 from fixtures.journals import stored_rpc
 from fixtures.programs import python
-from fixtures.shop import Hang
+from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.cli import main
 from rpcwheel.failback import JournalWorker
@@ -238,8 +237,7 @@ def tls_server(certificates):
         requests.append(request)
         return b""
 
-    handlers = {"UnaryUnary": grpc.unary_unary_rpc_method_handler(push)}
-    service = grpc.method_handlers_generic_handler("test.Shop", handlers)
+    service = unary_service(UNARY_UNARY, push)
     with GrpcServer(service, credentials=certificates.server_credentials()) as server:
         yield server.target, requests
 

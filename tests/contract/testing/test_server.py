@@ -7,6 +7,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from fixtures.grpc_servers import unary_service
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.testing import FlakyServer
@@ -169,10 +170,8 @@ def test_a_frozen_call_ends_at_its_deadline_without_an_error_log(channel, flaky_
 
 def test_a_lost_response_is_that_of_a_call_that_was_executed(channel, flaky_server):
     executed = []
-    handler = grpc.unary_unary_rpc_method_handler(lambda request, _: executed.append(request))
-    flaky_server.add_generic_rpc_handlers(
-        [grpc.method_handlers_generic_handler("shop.Orders", {"Pay": handler})]
-    )
+    pay = unary_service(PAY, lambda request, _: executed.append(request))
+    flaky_server.add_generic_rpc_handlers([pay])
     flaky_server.lose_response(method=PAY)
     assert code_of(channel.unary_unary(PAY)) == "UNAVAILABLE"
     assert executed == [b"1"]

@@ -9,10 +9,6 @@ from rpcwheel.events import ConnectionAlive, ConnectionDead, ConnectionReplaced
 REASON = "no answer to heartbeats"
 
 
-def of(events, kind):
-    return [event for event in events if isinstance(event, kind)]
-
-
 def test_calls_in_flight_end_and_the_next_call_reaches_the_other_server(
     shop, name, open_client, events
 ):
@@ -29,12 +25,12 @@ def test_calls_in_flight_end_and_the_next_call_reaches_the_other_server(
     assert client.ping().pid == other.pid
     assert wait_until(lambda: client.state == "ALIVE")
     assert client.bare.number == client.heartbeat.replaced + 1 >= 2
-    assert wait_until(lambda: of(events, ConnectionAlive))  # emitted in order
-    dead = of(events, ConnectionDead)[0]
+    assert wait_until(lambda: events.of(ConnectionAlive))  # emitted in order
+    dead = events.of(ConnectionDead)[0]
     assert (dead.target, dead.calls) == (name.target, 2)
     assert dead.silent_s > TIMEOUT
-    assert wait_until(lambda: of(events, ConnectionReplaced))
-    replaced = of(events, ConnectionReplaced)[0]
+    assert wait_until(lambda: events.of(ConnectionReplaced))
+    replaced = events.of(ConnectionReplaced)[0]
     assert (replaced.target, replaced.number) == (name.target, 2)
     assert REASON in replaced.reason
 
@@ -71,7 +67,7 @@ def test_a_freeze_shorter_than_the_timeout_ends_no_call(server, open_client, eve
     answered = client.heartbeat.answered
     assert wait_until(lambda: client.heartbeat.answered > answered)
     assert not call.done.done()
-    assert (client.bare.number, of(events, ConnectionDead)) == (1, [])
+    assert (client.bare.number, events.of(ConnectionDead)) == (1, [])
 
 
 def test_a_drained_connection_that_works_again_does_not_affect_the_new_one(shop, name, open_client):

@@ -82,7 +82,7 @@ def test_a_connection_reset_is_handled_by_grpc_without_a_heartbeat_reconnect(
     assert wait_until(lambda: long_timeout_client.ping().code == "OK")
     assert long_timeout_client.ping().pid == server.pid
     assert wait_until(lambda: long_timeout_client.state == "ALIVE")
-    assert not [event for event in events if isinstance(event, ConnectionDead)]
+    assert not events.of(ConnectionDead)
     assert long_timeout_client.bare.number == 1
 
 

@@ -1,15 +1,13 @@
 """The admission of one method: which attempts wait, and what they give back."""
 
-import sys
 import threading
 from collections import Counter
-from contextlib import ExitStack, contextmanager
 from random import Random
 
 import pytest
 
-from fixtures.forks import holds_in_child
-from fixtures.timers import FullTimer
+from fixtures.forks import held_by_another_thread, holds_in_child
+from fixtures.timers import FullTimer, frequent_thread_switches, run_threads  # noqa: F401
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.admission import BreakerPolicy, BreakerState, ConcurrencyPolicy, ThrottlePolicy
 from rpcwheel.admission.method import Admitted, NotSent, Reason, Waiting
@@ -113,7 +111,7 @@ def test_no_more_attempts_run_than_allowed_and_none_keeps_its_permit(timer, seed
 
 def test_threads_share_the_permits(timer):
     admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=LIMIT, max_wait=60.0))
-    lock, running, most, done = threading.Lock(), [0], [0], []
+    lock, running, most = threading.Lock(), [0], [0]
 
     def work():
         for _ in range(200):
@@ -130,14 +128,8 @@ def test_threads_share_the_permits(timer):
             with lock:
                 running[0] -= 1
             admission.end(result, "OK")
-        done.append(1)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT_S)
-    assert len(done) == len(threads)
+    run_threads(*[work] * 8)
     assert most[0] <= LIMIT
     status = admission.status()
     assert (status.running, status.waiting, status.not_sent) == (0, 0, ())
@@ -445,6 +437,7 @@ def test_what_is_set_by_hand_applies_to_breakers_that_are_made_later(timer):
     assert {one.state.value for one in breakers} == {"closed"}
 
 
+@pytest.mark.usefixtures("frequent_thread_switches")
 def test_breakers_are_listed_while_methods_are_called_for_the_first_time(timer):
     breaker = BreakerPolicy()
     breakers = Breakers([breaker])
@@ -456,15 +449,9 @@ def test_breakers_are_listed_while_methods_are_called_for_the_first_time(timer):
             client.method(name, settings)
 
     thread = threading.Thread(target=call_all)
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        thread.start()
-        while thread.is_alive():
-            list(breakers)
-    finally:
-        sys.setswitchinterval(interval_s)
-        thread.join()
+    thread.start()
+    while thread.is_alive():
+        list(breakers)
     assert len(breakers) == len(names)
 
 
@@ -478,27 +465,6 @@ def test_an_adaptive_concurrency_limit_does_not_apply_to_streams(timer, max_call
     admission = client.method("/shop.Orders/Watch", settings, is_stream=is_stream)
     results = [admission.enter() for _ in range(99)]
     assert sum(isinstance(result, Admitted) for result in results) == sent
-
-
-@contextmanager
-def held_by_another_thread(*locks):
-    held, over = threading.Event(), threading.Event()
-
-    def hold():
-        with ExitStack() as stack:
-            for lock in locks:
-                stack.enter_context(lock)
-            held.set()
-            over.wait(WAIT_S)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert held.wait(WAIT_S)
-        yield
-    finally:
-        over.set()
-        thread.join(WAIT_S)
 
 
 def test_a_forked_child_waits_for_no_lock_that_a_thread_of_its_parent_holds(timer):

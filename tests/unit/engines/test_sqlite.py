@@ -5,7 +5,7 @@ import os
 import sqlite3
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -46,6 +46,24 @@ def file(request, tmp_path):
 def write(file):
     with file.transaction():
         file.connection._db.execute("INSERT INTO test VALUES (1)")
+
+
+@contextmanager
+def written_by_another_thread(file, ends):
+    """Another thread writes a row, in a transaction that lasts until `ends` is set."""
+    entered = threading.Event()
+
+    def transact():
+        with file.transaction():
+            file.connection._db.execute("INSERT INTO test VALUES (1)")
+            entered.set()
+            ends.wait(WAIT_S)
+
+    thread = threading.Thread(target=transact)
+    thread.start()
+    assert entered.wait(WAIT_S)
+    yield
+    thread.join()
 
 
 def rows_of(file):
@@ -91,39 +109,18 @@ class NoticedLock:
 
 def test_a_fork_waits_for_the_transaction_of_another_thread(file):
     file.connection._lock = lock = NoticedLock()
-    entered = threading.Event()
-
-    def transact():
-        with file.transaction():
-            file.connection._db.execute("INSERT INTO test VALUES (1)")
-            entered.set()
-            lock.asked.wait(WAIT_S)
-
-    thread = threading.Thread(target=transact)
-    thread.start()
-    assert entered.wait(WAIT_S)
-    assert holds_in_child(lambda: write(file) is None)
-    thread.join()
+    with written_by_another_thread(file, lock.asked):
+        assert holds_in_child(lambda: write(file) is None)
     write(file)
     assert rows_of(file) == 3
 
 
 def test_a_child_does_not_use_a_file_that_was_in_use_for_too_long(file, monkeypatch):
     monkeypatch.setattr(sqlite, "FORK_TIMEOUT_S", 0.0)
-    entered, leave = threading.Event(), threading.Event()
-
-    def transact():
-        with file.transaction():
-            file.connection._db.execute("INSERT INTO test VALUES (1)")
-            entered.set()
-            leave.wait(WAIT_S)
-
-    thread = threading.Thread(target=transact)
-    thread.start()
-    assert entered.wait(WAIT_S)
-    assert holds_in_child(lambda: is_refused(file))
-    leave.set()
-    thread.join()
+    ends = threading.Event()
+    with written_by_another_thread(file, ends):
+        assert holds_in_child(lambda: is_refused(file))
+        ends.set()
     assert rows_of(file) == 1
 
 

@@ -6,15 +6,15 @@
 import asyncio
 import functools
 import gc
-import threading
 from unittest.mock import Mock
 
 import grpc
 import pytest
 import tenacity
 
+from fixtures.forks import held_by_another_thread
 from fixtures.timers import run_threads
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import wait_until
 from rpcwheel._grpc.calls import set_not_sent
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.errors import FailbackClosed, FailbackFull
@@ -339,7 +339,7 @@ def test_a_stopped_timer_loses_the_queued_calls_and_close_returns_them(queue, ti
     left = queue.end_close()
     assert [call.args for call in left] == [(0,), (1,), (2,)]
     assert {(call.attempts, call.reason) for call in left} == {(1, "its timer was stopped")}
-    (lost,) = [event for event in events if isinstance(event, FailbackLost)]
+    (lost,) = events.of(FailbackLost)
     assert (lost.name, lost.count, lost.reason) == ("q", 3, "its timer was stopped")
     assert queue.counts(lost=3, rejected=1)
 
@@ -402,20 +402,9 @@ def test_a_forked_child_has_an_empty_queue_though_another_thread_held_the_lock(q
     queue.add()
     (call,) = queue.calls
     waiter = queue.calls.when_empty()
-    held, end = threading.Event(), threading.Event()
-
-    def hold():
-        with queue.calls.lock:
-            held.set()
-            end.wait(WAIT_S)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert held.wait(WAIT_S)
-    queue.reset_after_fork()
-    timer.advance(5)
-    assert queue.stats() == FailbackStats()
-    assert (call.state, queue.started, waiter.done()) == (QueuedCallState.DONE, [], False)
-    assert queue.add()
-    end.set()
-    holder.join()
+    with held_by_another_thread(queue.calls.lock):
+        queue.reset_after_fork()
+        timer.advance(5)
+        assert queue.stats() == FailbackStats()
+        assert (call.state, queue.started, waiter.done()) == (QueuedCallState.DONE, [], False)
+        assert queue.add()

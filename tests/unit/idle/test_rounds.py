@@ -12,7 +12,6 @@ from fixtures.idle_server import (
     around,
     connect_from,
     echo,
-    events_of,
     reset,
     sockets_at,
 )
@@ -198,11 +197,11 @@ def test_on_other_systems_idle_connections_are_only_reported(server, channel, ev
     echo(channel)
     server.wait_until_quiet()
     server.timer.advance(41)
-    assert wait_until(lambda: events_of(events, ConnectionIdle))
+    assert wait_until(lambda: events.of(ConnectionIdle))
     assert [one.local_address for one in detector.connections()] == [None]
     detector.close()
     assert echo(channel) == b"x"
-    assert not events_of(events, ConnectionClosed)
+    assert not events.of(ConnectionClosed)
 
 
 def test_an_event_waits_for_no_change_of_settings(server, events):
@@ -224,7 +223,7 @@ def test_an_event_waits_for_no_change_of_settings(server, events):
         report.join(WAIT_S)
         assert not report.is_alive()
     change.join(WAIT_S)
-    assert wait_until(lambda: events_of(events, IdleDetectionLimited))
+    assert wait_until(lambda: events.of(IdleDetectionLimited))
 
 
 def test_a_handler_is_wrapped_once_and_those_of_one_call_are_not_kept(server):

@@ -1,4 +1,4 @@
-"""`PendingCalls` in both worlds: each call ends once, and leaves nothing behind."""
+"""`PendingCalls` in both worlds: what `test_table_model.py` does not show."""
 
 import gc
 import weakref
@@ -14,10 +14,9 @@ from rpcwheel.errors import (
     CallsClosed,
     CallTimeout,
     TimerStopped,
-    TooManyCalls,
     TooManyTimeouts,
 )
-from rpcwheel.events import LateResponse, UnmatchedResponse
+from rpcwheel.events import LateResponse
 from rpcwheel.pending.table import REMEMBERED_CALLS, PendingEntry
 from rpcwheel.timer import ManualTimer, WheelTimer
 
@@ -30,24 +29,6 @@ def calls(world, timer):
         yield calls
     world.do(lambda: None)
     assert (calls.pending, timer.pending) == (0, 0)
-
-
-# Late and unmatched responses
-
-
-@pytest.mark.parametrize("answer", ["received", "failed"])
-def test_a_late_or_unmatched_response_is_only_an_event(world, calls, timer, events, answer):
-    future = world.do(calls.open, 7, timeout=2.0)
-    world.do(timer.advance, 2)
-    timer.advance(0.5)
-    before = outcome(future)
-    assert not world.do(getattr(calls, answer), 7, LOST)
-    assert outcome(future) is before
-    assert events == [LateResponse("orders", "7", "timed out", 0.5)]
-    assert calls.stats().late == 1
-    assert not world.do(calls.received, "7", "answer")
-    assert events[1:] == [UnmatchedResponse("orders", "'7'")]
-    assert calls.stats().unknown == 1
 
 
 def test_a_key_whose_repr_raises_is_named_by_its_type(world, calls, timer, events):
@@ -93,17 +74,6 @@ def test_an_infinite_deadline_is_no_limit(world, calls, timer):
 def test_the_class_can_be_subscripted_with_the_response_type(world, timer):
     with world.module.PendingCalls[bytes](timer) as calls:
         assert type(calls) is world.module.PendingCalls
-
-
-def test_a_full_table_refuses_calls_until_one_has_ended(world, timer):
-    with world.module.PendingCalls(timer, max_pending=1) as calls:
-        world.do(calls.open, 1, timeout=2.0)
-        with pytest.raises(TooManyCalls):
-            world.do(calls.open, 2, timeout=2.0)
-        assert timer.pending == 1
-        world.do(calls.received, 1, "response")
-        world.do(calls.open, 2, timeout=2.0)
-    world.do(lambda: None)
 
 
 def test_a_key_or_connection_without_a_hash_is_refused_and_changes_nothing(world, calls, timer):

@@ -182,7 +182,6 @@ class CacheHistory(RuleBasedStateMachine):
         self.revision, self.unreadable, self.last = 0, set(), (set(), set(), set())
         self.read_file(ids, age)
 
-    @precondition(lambda self: not self.history.live)
     @rule(ids=IDS, age=AGES)
     def read_file(self, ids, age):
         self.driver.remember(sorted(ids), age)

@@ -50,17 +50,9 @@ def path(directory):
 
 
 @pytest.fixture
-def make(directory, timer):
+def make(directory, timer, closed_later):
     """Make snapshots in the same directory, as another process would; closed at the end."""
-    made = []
-
-    def make():
-        made.append(SnapshotFiles(directory, REGISTRY, timer=timer))
-        return made[-1]
-
-    yield make
-    for snapshots in made:
-        snapshots.close()
+    return lambda: closed_later(SnapshotFiles(directory, REGISTRY, timer=timer))
 
 
 @pytest.fixture
@@ -107,7 +99,7 @@ def services(directory):
 
 
 def failures(events):
-    return [event for event in events if isinstance(event, SnapshotFailed)]
+    return events.of(SnapshotFailed)
 
 
 # Writing and reading
@@ -219,7 +211,7 @@ def test_an_invalid_record_is_skipped_and_reported_whenever_it_comes_into_the_fi
         put(path, {"v": 1, "service": SERVICE, "instances": records})
         for _ in range(2):
             assert snapshots.load(SERVICE).instances == instances("a")
-    skipped = [event for event in events if isinstance(event, RecordSkipped)]
+    skipped = events.of(RecordSkipped)
     assert [(one.registry, one.service, one.key) for one in skipped] == [
         (REGISTRY, SERVICE, "b")
     ] * 2

@@ -1,12 +1,10 @@
 """The resolver of a channel, and registries that several of them share."""
 
 import os
-import threading
 
 import pytest
 
-from fixtures.forks import holds_in_child
-from fixtures.waiting import WAIT_S
+from fixtures.forks import held_by_another_thread, holds_in_child
 from rpcwheel.resolver.resolver import Resolver, SharedRegistries
 from rpcwheel.resolver.target import Target
 
@@ -32,17 +30,6 @@ def test_a_forked_child_does_not_use_the_registries_of_its_parent():
 def test_a_resolver_can_be_closed_in_a_forked_child():
     target = Target.of("memory://forked/shop.Orders", has_registry=False)
     resolver = Resolver(target, None, None, None, 0)
-    held, forked = threading.Event(), threading.Event()
-
-    def hold():
-        with resolver._lock:
-            held.set()
-            forked.wait(WAIT_S)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert held.wait(WAIT_S)
-    assert holds_in_child(lambda: resolver.close() is None)
-    forked.set()
-    thread.join(WAIT_S)
+    with held_by_another_thread(resolver._lock):
+        assert holds_in_child(lambda: resolver.close() is None)
     resolver.close()

@@ -10,6 +10,7 @@ import pytest
 from kazoo.exceptions import NoNodeError
 
 from fixtures.engine_watchers import (
+    CheckedWatcher,
     RecordingWatcher,
     in_the_end,
     instance,
@@ -217,21 +218,6 @@ def test_a_client_without_contact_for_two_leases_is_replaced(zookeeper, opened):
     proxy.heal()
     assert in_the_end(lambda: backend.renew([A])) == {A.key: "session"}
     assert not before.connected
-
-
-class CheckedWatcher(RecordingWatcher):
-    """Checks that `changed` is relative to the view before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wrong: list[tuple[object, object]] = []
-
-    def on_view(self, view) -> None:
-        if self.views and view.changed is not None:
-            differ = {key for key, _ in self.views[-1].records.items() ^ view.records.items()}
-            if differ != view.changed:
-                self.wrong.append((differ, view.changed))
-        super().on_view(view)
 
 
 def test_watches_and_renewals_are_right_after_any_sequence_of_changes(zookeeper, opened):
