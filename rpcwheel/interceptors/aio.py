@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
+from rpcwheel._concurrency.closing import AsyncClosing
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.aio import FailbackInvoker, close_empty
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["FailbackQueues", "client_interceptors", "intercept_channel", "server_interceptors"]
 
 
-class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
+class FailbackQueues(FailbackQueuesBase[FailbackInvoker], AsyncClosing):
     """The failback queues of the calls of one or more clients. Thread-safe.
 
     Failback: a failed call is queued and retried in the background, and its caller gets a default
@@ -101,12 +102,6 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
 
     def _close_empty(self, invoker: FailbackInvoker) -> None:
         close_empty(invoker)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 def client_interceptors(

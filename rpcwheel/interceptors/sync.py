@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
+from rpcwheel._concurrency.closing import Closing
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.sync import FailbackInvoker, close_all, flush_all
 
@@ -37,7 +38,7 @@ HEDGES_FUTURES: Final = (
 )
 
 
-class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
+class FailbackQueues(FailbackQueuesBase[FailbackInvoker], Closing):
     """The failback queues of the calls of one or more clients. Thread-safe.
 
     Failback: a failed call is queued and retried in the background, and its caller gets a default
@@ -100,12 +101,6 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
         finally:
             for channel in self._take_kept():
                 channel.close_kept()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def client_interceptors(

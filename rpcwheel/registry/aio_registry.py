@@ -13,6 +13,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from rpcwheel._concurrency.closing import AsyncClosing
 from rpcwheel._concurrency.loop import (
     await_future,
     call_on_loop,
@@ -190,7 +191,7 @@ def _was_asked_to_end(task: asyncio.Future[object]) -> bool:
     return isinstance(task, asyncio.Task) and task.cancelling() > 0
 
 
-class Registry(RegistryBase):
+class Registry(RegistryBase, AsyncClosing):
     """The form of `rpcwheel.registry.Registry` for asyncio: coroutines where that blocks.
 
     An async context manager that closes.
@@ -287,12 +288,6 @@ class Registry(RegistryBase):
             self._session.abandon()
             if isinstance(error, asyncio.CancelledError):
                 raise
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.close()
 
     async def _answer(self, asked: Future[R], wait_s: float) -> R:
         try:
