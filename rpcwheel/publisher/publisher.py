@@ -1,7 +1,7 @@
 """Publishes the services of a server while it serves, and stops both in order.
 
 `PublisherBase` has the start and the stop, as blocking code. `Publisher` is the interface for
-threads; `aio_publisher.py` has the interface for coroutines, which runs the same code on worker
+threads; `aio.py` has the interface for coroutines, which runs the same code on worker
 threads. A `ServerAdapter` hides whether the server is one of `grpc` or of `grpc.aio`,
 `PublishedInstances` are what the registries list, and `Shutdown` runs the steps of the stop.
 

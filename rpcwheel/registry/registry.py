@@ -1,4 +1,4 @@
-"""The public registry, for code that blocks. `aio_registry.py` awaits the same object.
+"""The public registry, for code that blocks. `aio.py` awaits the same object.
 
 Here arguments are checked, and callers wait. `reconciler.py` and `cache.py` decide, `session.py`
 makes the requests.
