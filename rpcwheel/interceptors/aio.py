@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from rpcwheel._concurrency.closing import AsyncClosing
 from rpcwheel.durations import to_ns
@@ -50,13 +50,7 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker], AsyncClosing):
             ...  # at the end the queues are closed first: they deliver through the channel
     """
 
-    def __init__(self, timer: Timer | None = None) -> None:
-        """Begin without a queue.
-
-        Args:
-            timer: Any rpcwheel timer; None takes `shared_timer()`.
-        """
-        super().__init__(partial(FailbackInvoker, timer=timer))
+    _invoker_class: ClassVar[type[FailbackInvoker]] = FailbackInvoker
 
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as for grpc
         """Try every queued call now, and wait until nothing is pending.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from rpcwheel._concurrency.closing import Closing
 from rpcwheel.durations import to_ns
@@ -52,13 +52,7 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker], Closing):
             ...  # at the end the queues are closed first: they deliver through the channel
     """
 
-    def __init__(self, timer: Timer | None = None) -> None:
-        """Begin without a queue.
-
-        Args:
-            timer: Any rpcwheel timer; None takes `shared_timer()`.
-        """
-        super().__init__(lambda policy: FailbackInvoker(policy, timer=timer))
+    _invoker_class: ClassVar[type[FailbackInvoker]] = FailbackInvoker
 
     def _close_empty(self, invoker: FailbackInvoker) -> None:
         invoker.close(0)
