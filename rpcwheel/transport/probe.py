@@ -7,6 +7,7 @@ UNIMPLEMENTED, which is an answer too: the server is alive.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from rpcwheel._grpc.calls import has_status, value_of
@@ -34,10 +35,14 @@ UNANSWERED: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
 SERVER_HEALTH_TIMEOUT_S: Final = 1.0
 """How long a circuit breaker waits for the answer of `SERVER_HEALTH`."""
 
-SERVING: Final = 1
-NOT_SERVING: Final = 2
-SERVICE_UNKNOWN: Final = 3
-"""Values of `grpc.health.v1.HealthCheckResponse.ServingStatus`."""
+
+class ServingStatus(IntEnum):
+    """`grpc.health.v1.HealthCheckResponse.ServingStatus`."""
+
+    UNKNOWN = 0
+    SERVING = 1
+    NOT_SERVING = 2
+    SERVICE_UNKNOWN = 3
 
 
 class ProbeResult(NamedTuple):
@@ -137,9 +142,9 @@ class HealthProbe:
     def judge(self, response: bytes) -> ProbeResult:
         """Read the serving status. A response without one counts as an answer."""
         status = _field_1(response)
-        if status == SERVING:
+        if status == ServingStatus.SERVING:
             return ProbeResult(alive=True, serving=True)
-        if status in {NOT_SERVING, SERVICE_UNKNOWN}:
+        if status in {ServingStatus.NOT_SERVING, ServingStatus.SERVICE_UNKNOWN}:
             return ProbeResult(alive=not self.require_serving, serving=False)
         return ALIVE
 
