@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -151,13 +152,6 @@ class ServiceWatch:
         self._queues: list[SerialExecutor] = []  # of listeners; made when needed: 2 kB each
         self._turn = itertools.count()
         self._listeners: dict[Listener, SerialExecutor] = {}
-        # What follows is the `WatchManager`'s.
-        self.users: set[object] = set()
-        self.backend_watch: Watch | None = None
-        """That of the backend, which notifies this one; None until it has begun."""
-        self.failures = 0
-        self.due_ns = NEVER
-        """When the backend's watch is tried again."""
         self.reset()
         reset_after_fork(self)
         if snapshots is not None:
@@ -167,11 +161,6 @@ class ServiceWatch:
         """Forget everything, in a forked child."""
         self._changed = threading.Condition()
         self._pending: list[_Pending | str] = []  # views and reasons, no two of a kind in a row
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -336,6 +325,19 @@ class ServiceWatch:
         return shown.since_ns is None and shown.snapshot.instances is instances
 
 
+@dataclass(eq=False, slots=True)
+class _ManagedWatch:
+    """A watch, its users, and the watch of the backend that notifies it."""
+
+    watch: ServiceWatch
+    users: set[object] = field(default_factory=set)
+    ended: bool = False
+    backend_watch: Watch | None = None
+    failures: int = 0
+    due_ns: int = NEVER
+    """When the backend's watch is tried again."""
+
+
 class WatchManager:
     """All watches of one session. Thread-safe; nothing here waits for the backend."""
 
@@ -381,7 +383,7 @@ class WatchManager:
     def reset(self) -> None:
         """Forget everything, in a forked child, where no watch runs."""
         self._lock = threading.RLock()
-        self._watches: dict[str, ServiceWatch] = {}
+        self._watches: dict[str, _ManagedWatch] = {}
 
     def acquire(self, service: str, user: object) -> ServiceWatch:
         """Watch a service until all users have released it.
@@ -392,22 +394,25 @@ class WatchManager:
         with self._lock:
             if self._closed:
                 raise RegistryClosed(f"{self._registry} was closed")
-            watch = self._watches.get(service)
-            if watch is None:
-                watch = self._watches[service] = self._new_watch(service)
-                self._jobs.add(partial(self._begin, watch))
-            watch.users.add(user)
+            managed = self._watches.get(service)
+            if managed is None:
+                managed = self._watches[service] = _ManagedWatch(self._new_watch(service))
+                self._jobs.add(partial(self._begin, managed))
+            managed.users.add(user)
         self._jobs.start()
-        return watch
+        return managed.watch
 
     def release(self, watch: ServiceWatch, user: object) -> None:
         """End the watch of a service if this was its last user. Idempotent."""
         with self._lock:
-            watch.users.discard(user)
-            if watch.users or self._watches.get(watch.service) is not watch:
+            managed = self._watches.get(watch.service)
+            if managed is None or managed.watch is not watch:
+                return
+            managed.users.discard(user)
+            if managed.users:
                 return
             del self._watches[watch.service]
-            self._jobs.add(partial(self._end, watch))
+            self._end_later(managed)
             snapshot = watch.snapshot
             watch.close()  # before another watch of the service writes the snapshot file
         if snapshot is not None:
@@ -417,13 +422,13 @@ class WatchManager:
     def snapshot_of(self, service: str) -> Snapshot | None:
         """Return the snapshot of a service; None if it is not watched, or there is none yet."""
         with self._lock:
-            watch = self._watches.get(service)
-        return None if watch is None else watch.snapshot
+            managed = self._watches.get(service)
+        return None if managed is None else managed.watch.snapshot
 
     def watches(self) -> list[ServiceWatch]:
         """Return the watches of all services that are subscribed to."""
         with self._lock:
-            return list(self._watches.values())
+            return [managed.watch for managed in self._watches.values()]
 
     def close(self) -> None:
         """End all watches; waits for nothing."""
@@ -432,44 +437,48 @@ class WatchManager:
             self._timer.clear()
             ended = list(self._watches.values())
             self._watches.clear()
-            for watch in ended:
-                self._jobs.add(partial(self._end, watch))
-                watch.close()  # a second caller waits for it
+            for managed in ended:
+                self._end_later(managed)
+                managed.watch.close()  # a second caller waits for it
         self._jobs.start()
+
+    def _end_later(self, managed: _ManagedWatch) -> None:
+        managed.ended = True
+        self._jobs.add(partial(self._end, managed))
 
     def _timer_expired(self) -> None:
         """On the timer's thread."""
         with self._lock:
             now_ns = self._timer.now_ns()
-            watches = self._watches.values()
-            for watch in watches:
-                if watch.due_ns <= now_ns:
-                    watch.due_ns = NEVER
-                    self._jobs.add(partial(self._begin, watch))
-            self._timer.wake(min((watch.due_ns for watch in watches), default=NEVER))
+            all_managed = self._watches.values()
+            for managed in all_managed:
+                if managed.due_ns <= now_ns:
+                    managed.due_ns = NEVER
+                    self._jobs.add(partial(self._begin, managed))
+            self._timer.wake(min((managed.due_ns for managed in all_managed), default=NEVER))
         self._jobs.start()
 
     # On a worker, one after the other
 
-    def _begin(self, watch: ServiceWatch) -> None:
-        if watch.closed:
+    def _begin(self, managed: _ManagedWatch) -> None:
+        if managed.ended:
             return
         try:
-            watch.backend_watch = self._backend.watch(watch.service, watch)
+            managed.backend_watch = self._backend.watch(managed.watch.service, managed.watch)
         except BaseException as error:  # noqa: BLE001 - a backend of the user's; tried again
-            watch.failures += 1
-            delay_ns = self._rules.retry_ns(watch.failures, elapsed_ns=0, error=error)
+            managed.failures += 1
+            delay_ns = self._rules.retry_ns(managed.failures, elapsed_ns=0, error=error)
             with self._lock:
-                retried = not watch.closed
+                retried = not managed.ended
                 if retried:
-                    watch.due_ns = self._timer.now_ns() + delay_ns
-                    self._timer.wake(watch.due_ns)
+                    managed.due_ns = self._timer.now_ns() + delay_ns
+                    self._timer.wake(managed.due_ns)
             self._report(error, to_seconds(delay_ns) if retried else None)
 
-    def _end(self, watch: ServiceWatch) -> None:
+    def _end(self, managed: _ManagedWatch) -> None:
         try:
-            if watch.backend_watch is not None:
-                watch.backend_watch.close()
+            if managed.backend_watch is not None:
+                managed.backend_watch.close()
         except BaseException as error:  # noqa: BLE001 - a backend of the user's
             self._report(error, None)
 
