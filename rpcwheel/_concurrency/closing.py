@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 
 class Closing:
     """A context manager that closes itself by `close`, which the subclass defines."""
 
-    close: Callable[..., Any]
+    close: Callable[..., object]
 
     def __enter__(self) -> Self:
         return self
@@ -23,7 +23,7 @@ class Closing:
 class AsyncClosing:
     """An async context manager that closes itself by `close`, which the subclass defines."""
 
-    close: Callable[..., Any]
+    close: Callable[..., Awaitable[object]]
 
     async def __aenter__(self) -> Self:
         return self

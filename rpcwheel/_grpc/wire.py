@@ -22,6 +22,7 @@ class WireType(enum.IntEnum):
     FIXED32 = 5
 
 
+_TYPES: Final = {each.value: each for each in WireType}
 _SIZES: Final = {WireType.FIXED64: 8, WireType.FIXED32: 4}
 
 
@@ -34,7 +35,9 @@ def fields(data: bytes) -> Iterator[tuple[int, WireType, int | bytes]]:
     at = 0
     while at < len(data):
         key, at = _read_varint(data, at)
-        number, wire_type = key >> 3, WireType(key & 7)
+        number, wire_type = key >> 3, _TYPES.get(key & 7)
+        if wire_type is None:
+            raise ValueError(f"the wire type {key & 7}")
         if wire_type is WireType.VARINT:
             value, at = _read_varint(data, at)
             yield number, wire_type, value

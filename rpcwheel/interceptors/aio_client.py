@@ -201,8 +201,8 @@ class InterceptedChannel(aio_multicallable.Channel):
         calls = CallFactory(self._state, method, kind, serialize=serialize)
         call = _attempts(calls, call)
         counts = self._state.counts
-        own = None if counts is None else counts.client.method(method, kind.grpc_type)
-        return _MULTICALLABLES[kind](call, calls, own)
+        method_counts = None if counts is None else counts.client.method(method, kind.grpc_type)
+        return _MULTICALLABLES[kind](call, calls, method_counts)
 
 
 def _refuse() -> Never:

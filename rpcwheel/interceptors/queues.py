@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from rpcwheel.call.failback_policy import same_name_problem
 from rpcwheel.errors import ConfigurationError, public_name, safe_repr
@@ -27,7 +27,7 @@ class FailbackQueuesBase(Generic[InvokerT]):
     A `FailbackInvoker` owns each queue.
     """
 
-    _invoker_class: ClassVar[type[Any]]
+    _invoker_class: ClassVar[type[InvokerBase]]
 
     def __init__(self, timer: Timer | None = None) -> None:
         """Begin without a queue.
@@ -67,7 +67,7 @@ class FailbackQueuesBase(Generic[InvokerT]):
                     return invoker
                 name = self._unused_name(name)
                 named = policy.model_copy(update={"name": name})
-                invoker = self._invoker_class(named, timer=self._timer)
+                invoker = cast("InvokerT", self._invoker_class(named, timer=self._timer))
                 self._by_name[name] = invoker
                 self._by_policy[id(policy)] = (policy, invoker)  # a kept policy keeps its id
                 if self._closed:

@@ -9,6 +9,7 @@ the "behavior" of each handler: the function that implements a method, as in
 * `ServedMethod` belongs to a method, for deadlines and slow calls. Most calls need no more objects.
 * `WatchedResponses` and `ServedCallEnd` belong to a call that streams responses, because such a
   call goes on after its behavior has returned.
+* `count_unary`, and `CountedMessages` of `telemetry.call_counts`, count calls.
 * `served_code` and `early_code` return the status code that a call is counted with.
 
 Nothing in this module waits or does I/O.
@@ -275,11 +276,11 @@ def count_unary(
     counts: MethodCounts,
     code_of: Callable[[Any, BaseException | None], str] = served_code,
 ) -> Behavior:
-    """Return a behavior that counts the calls of another one, a plain function with one response.
+    """Return a behavior that counts its calls.
 
     Args:
-        behavior: The other one.
-        counts: Where they are counted.
+        behavior: A plain function with one response.
+        counts: The counts of the method.
         code_of: Returns the status code for a context, and what the behavior raised or None.
     """
 

@@ -1,8 +1,8 @@
-"""The publisher for servers of `grpc.aio`: awaits the blocking one of `publisher.py`.
+"""The publisher of servers of `grpc.aio`.
 
-That runs on worker threads. What concerns the server, and user code, it calls on the server's event
-loop (`_LoopServer`); what concerns the registries needs no loop, so a server whose loop has ended
-can still be withdrawn.
+It awaits the blocking publisher, which runs on worker threads. What concerns the server, and user
+code, is called on the server's event loop; what concerns the registries needs no loop, so a server
+whose loop has ended can still be withdrawn.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Channels of `grpc.aio` to an address, or to a service by its name; see `sync.py`.
+"""Channels of `grpc.aio` to an address, or to a service by its name.
 
-The resolver is the same; the channel calls `on_subchannel` and `on_removed` on its event loop.
+`insecure_channel` and `secure_channel` return them. The channel to a service spreads its calls over
+the instances of the service, and calls `on_subchannel` and `on_removed` on its event loop.
 """
 
 from __future__ import annotations

@@ -28,13 +28,13 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from rpcwheel._grpc.wire import fields, text_field
+from rpcwheel._grpc.wire import WireType, fields, text_field
 from rpcwheel.instance import joined
 
 from .dubbo_url import EPOCH, OWN, TAG, TRIPLE, instance_from, unreadable_record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 INSTANCE_CLASS: Final = "org.apache.dubbo.registry.zookeeper.ZookeeperInstance"
 """The class of the payload, by which Curator's JSON reader in Java knows it."""
@@ -324,9 +324,9 @@ def read_metadata_message(data: bytes) -> ApplicationMetadata:
         ValueError: It is not valid; the message says why.
     """
     services = []
-    for number, _, value in fields(data):
+    for number, value in _fields(data):
         if number == SERVICES_FIELD:
-            entry = {key: each for key, _, each in fields(_message(value))}
+            entry = dict(_fields(_message(value)))
             services.append(_service_of_message(_message(entry.get(VALUE, b""))))
     return ApplicationMetadata(tuple(services))
 
@@ -334,13 +334,20 @@ def read_metadata_message(data: bytes) -> ApplicationMetadata:
 def _service_of_message(data: bytes) -> DubboService:
     record: dict[str, object] = {}
     parameters: dict[str, str] = {}
-    for number, _, value in fields(data):
+    for number, value in _fields(data):
         if number in SERVICE_FIELDS:
             record[SERVICE_FIELDS[number]] = value if isinstance(value, int) else value.decode()
         elif number == PARAMETERS_FIELD:
-            entry = {key: _message(text).decode() for key, _, text in fields(_message(value))}
+            entry = {key: _message(text).decode() for key, text in _fields(_message(value))}
             parameters[entry.get(KEY, "")] = entry.get(VALUE, "")
     return _service_of(record | {"params": parameters})
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the number and the value of each field; those of fixed size are unknown ones."""
+    for number, wire_type, value in fields(data):
+        if wire_type in {WireType.VARINT, WireType.BYTES}:
+            yield number, value
 
 
 def _message(value: int | bytes) -> bytes:
