@@ -32,8 +32,8 @@ from benchmarks.registries.subjects import (
 )
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry import RegistryPolicy, open_registry
-from rpcwheel.resolver import aio_channel as aio_resolved_channel
-from rpcwheel.resolver import channel as resolved_channel
+from rpcwheel.resolver import aio as aio_resolver
+from rpcwheel.resolver import sync as resolver
 from rpcwheel.transport import ReconnectingChannel
 from rpcwheel.transport.aio import ReconnectingChannel as AioReconnectingChannel
 
@@ -86,7 +86,7 @@ def _channel(name: str, target: str) -> Any:
     if name == BY_HAND:
         return InTurn([_channel(BARE, one) for one in target.split(",")])
     if name in LB_POLICIES:
-        return resolved_channel.insecure_channel(
+        return resolver.insecure_channel(
             target, lb_policy=LB_POLICIES[name], registry_policy=POLICY
         )
     if name == RECONNECTING:
@@ -98,7 +98,7 @@ def _aio_channel(name: str, target: str) -> Any:
     if name == BY_HAND:
         return AioInTurn([_aio_channel(BARE, one) for one in target.split(",")])
     if name in LB_POLICIES:
-        return aio_resolved_channel.insecure_channel(
+        return aio_resolver.insecure_channel(
             target, lb_policy=LB_POLICIES[name], registry_policy=POLICY
         )
     if name == RECONNECTING:

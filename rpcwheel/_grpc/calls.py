@@ -272,7 +272,8 @@ def code_of(ended: object) -> str:
     """Return the name of the status code of an error or a call that has ended. Never raises.
 
     An error without a status is CANCELLED if the client canceled the call or closed the channel,
-    and UNKNOWN otherwise. A response that an interceptor returns in place of a call is OK.
+    and UNKNOWN otherwise. A response that an interceptor returns in place of a call is OK, and None
+    too: the end of an iterator.
     """
     try:
         code: Any = getattr(ended, "code", None)

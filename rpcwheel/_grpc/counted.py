@@ -6,10 +6,10 @@ and one around that of the calls. They return the calls of gRPC themselves, and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel.rpc import classes_by_kind
-from rpcwheel.telemetry.call_counts import CallEnd
+from rpcwheel.telemetry.call_counts import CallEnd, CountedMessages
 
 from . import multicallable
 from .calls import InternalCallback, code_for, code_of, has_ended, weak_status
@@ -59,7 +59,7 @@ def begin_observed(
         raise
     add_callback = getattr(call, "add_callback", None)
     if add_callback is None and hasattr(call, "__next__"):
-        return _CountedIterator(call, CallEnd(counts, began_ns))
+        return _CountedIterator(call, CallEnd(counts, began_ns), code_of)
     if add_callback is None or has_ended(call):
         counts.end(began_ns, code_for(counts, call))
         return call
@@ -92,25 +92,8 @@ class _CallEnd(CallEnd):
             self.end("CANCELLED" if status is None else code_for(counts, status))
 
 
-class _CountedIterator:
+class _CountedIterator(CountedMessages):
     """A response stream that is not a call, such as a generator of an interceptor."""
-
-    def __init__(self, messages: Any, end: CallEnd) -> None:
-        self._messages = messages
-        self._end = end  # counts CANCELLED if the iterator is dropped
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        try:
-            return next(self._messages)
-        except StopIteration:
-            self._end.end("OK")
-            raise
-        except BaseException as error:
-            self._end.end(code_of(error))
-            raise
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._messages, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
+from rpcwheel._grpc.wire import WireType, fields
 from rpcwheel.errors import ConfigurationError, ExtraMissing
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 MAX_DEPTH: Final = 50
 """Messages within messages; protobuf allows 100."""
-
-VARINT_BYTES: Final = 10
 
 
 def numbered_fields(data: bytes) -> list[str]:
@@ -29,29 +28,20 @@ def numbered_fields(data: bytes) -> list[str]:
     """
     if _text(data) is not None:
         raise ValueError("it is text")
-    return list(_fields(data, 0))
+    return list(_lines(data, 0))
 
 
-def _fields(data: bytes, depth: int) -> Iterator[str]:
-    at, indent = 0, "  " * depth
-    while at < len(data):
-        key, at = _varint(data, at)
-        number, wire_type = key >> 3, key & 7
+def _lines(data: bytes, depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    for number, wire_type, value in fields(data):
         if not number:
             raise ValueError("0 is no number of a field")
-        match wire_type:
-            case 0:
-                value, at = _varint(data, at)
-                yield f"{indent}{number}: {value}"
-            case 1 | 5:
-                fixed, at = _part(data, at, 8 if wire_type == 1 else 4)
-                yield f"{indent}{number}: 0x{fixed[::-1].hex()}"
-            case 2:
-                size, at = _varint(data, at)
-                part, at = _part(data, at, size)
-                yield from _described(indent, number, part, depth)
-            case _:
-                raise ValueError(f"wire type {wire_type}")
+        if isinstance(value, int):
+            yield f"{indent}{number}: {value}"
+        elif wire_type is WireType.BYTES:
+            yield from _described(indent, number, value, depth)
+        else:
+            yield f"{indent}{number}: 0x{value[::-1].hex()}"
 
 
 def _described(indent: str, number: int, part: bytes, depth: int) -> Iterator[str]:
@@ -60,28 +50,13 @@ def _described(indent: str, number: int, part: bytes, depth: int) -> Iterator[st
         yield f"{indent}{number}: {json.dumps(text, ensure_ascii=False)}"
         return
     try:
-        lines = list(_fields(part, depth + 1)) if depth < MAX_DEPTH else []
+        lines = list(_lines(part, depth + 1)) if depth < MAX_DEPTH else []
     except ValueError:
         lines = []
     if lines:
         yield from (f"{indent}{number} {{", *lines, f"{indent}}}")
     else:
         yield f"{indent}{number}: {part.hex(' ')}"
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for index, byte in enumerate(data[at : at + VARINT_BYTES]):
-        value |= (byte & 0x7F) << (7 * index)
-        if not byte & 0x80:
-            return value, at + index + 1
-    raise ValueError("a varint does not end")
-
-
-def _part(data: bytes, at: int, size: int) -> tuple[bytes, int]:
-    if at + size > len(data):
-        raise ValueError("it ends within a field")
-    return data[at : at + size], at + size
 
 
 def _text(data: bytes) -> str | None:

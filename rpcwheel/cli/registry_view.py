@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from rpcwheel.events.events import plural
+
 from .findings import printable
 from .table import print_table
 
@@ -111,19 +113,15 @@ def _local_time(seconds: float) -> str:
 
 def _summary(registry: str, services: Services, consumers: Sequence[Consumer]) -> str:
     count = sum(map(len, services.values()))
-    of_consumers = f" and {_counted(len(consumers), 'consumer')}" if consumers else ""
+    of_consumers = f" and {plural(len(consumers), 'consumer')}" if consumers else ""
     if not services:
         return f"no service{of_consumers} at {registry}"
     if not count:
         return f"no instance of {', '.join(services)}{of_consumers} at {registry}"
     return (
-        f"{_counted(count, 'instance')} of {_counted(len(services), 'service')}{of_consumers} "
+        f"{plural(count, 'instance')} of {plural(len(services), 'service')}{of_consumers} "
         f"at {registry}"
     )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' if count > 1 else ''}"
 
 
 # Changes, for `watch`

@@ -11,8 +11,9 @@ import contextlib
 import inspect
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
+from rpcwheel._concurrency.closing import AsyncClosing
 from rpcwheel._concurrency.loop import await_future, call_on_loop, on_worker, running_loop
 from rpcwheel.call.idempotency import new_key, with_idempotency_key
 from rpcwheel.errors import FailbackError
@@ -38,7 +39,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class FailbackInvoker(InvokerBase):
+class FailbackInvoker(InvokerBase, AsyncClosing):
     """Awaits calls, and retries failed calls in the background. An async context manager.
 
     Example::
@@ -133,12 +134,6 @@ class FailbackInvoker(InvokerBase):
         once, as an event and in the log. `rpcwheel.failback.FailbackInvoker.close` has the details.
         """
         return await close(self._queue, drain_timeout)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 # --- For the invoker above, and for a decorated function that turns out to return awaitables ---

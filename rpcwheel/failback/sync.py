@@ -13,8 +13,9 @@ import threading
 import time
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
 
+from rpcwheel._concurrency.closing import Closing
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.call.idempotency import new_key, with_idempotency_key
 from rpcwheel.errors import ConfigurationError
@@ -42,7 +43,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class FailbackInvoker(InvokerBase):
+class FailbackInvoker(InvokerBase, Closing):
     """Calls functions, and retries failed calls in the background. Thread-safe; a context manager.
 
     Example::
@@ -190,12 +191,6 @@ class FailbackInvoker(InvokerBase):
             RuntimeError: Called inside an attempt of this queue, which would wait for itself.
         """
         return close_all([self], drain_timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 # --- Several queues at the same time, on the caller's thread, where Ctrl-C interrupts the wait ---

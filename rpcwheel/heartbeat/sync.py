@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import grpc
 
+from rpcwheel._concurrency.closing import Closing
 from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor
 from rpcwheel.transport.probe import MARK, HealthProbe, MethodProbe
 
@@ -88,7 +89,7 @@ def _read(report: Report, ended_ns: int, future: Any) -> None:
     report(ended_ns, code, response)
 
 
-class HeartbeatManager(HeartbeatManagerBase[Heartbeat]):
+class HeartbeatManager(HeartbeatManagerBase[Heartbeat], Closing):
     """Sends heartbeats on silent connections, and replaces dead ones; see `rpcwheel.heartbeat`.
 
     Args:
@@ -114,9 +115,3 @@ class HeartbeatManager(HeartbeatManagerBase[Heartbeat]):
         grpc.aio.Channel,
         "connection must be a grpc.Channel; for grpc.aio use rpcwheel.heartbeat.aio",
     )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

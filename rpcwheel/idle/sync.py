@@ -22,10 +22,11 @@ from __future__ import annotations
 import time
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from rpcwheel._concurrency.closing import Closing
 from rpcwheel._grpc.handlers import behavior_of, kind_of, with_behavior
 from rpcwheel._grpc.serving import (
     ObservedPool,
@@ -212,7 +213,7 @@ class _Call(ServedCall):
         end_call(self.context, details)
 
 
-class IdleConnectionDetector(DetectorBase):
+class IdleConnectionDetector(DetectorBase, Closing):
     """The detector of a `grpc.server`: lists its connections and closes those that are idle.
 
         connections = ConnectionTable()
@@ -288,12 +289,6 @@ class IdleConnectionDetector(DetectorBase):
         """End detection. Afterwards no connection is closed. Idempotent, any thread."""
         self._stop()
         self._free()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # Hooks of `DetectorBase`, which documents them. The basis of three of them is
     # `Table.accounted_ns`: all calls whose bytes arrived before this time are in the table.

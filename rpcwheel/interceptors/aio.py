@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, ClassVar, Final
 
+from rpcwheel._concurrency.closing import AsyncClosing
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.aio import FailbackInvoker, close_empty
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["FailbackQueues", "client_interceptors", "intercept_channel", "server_interceptors"]
 
 
-class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
+class FailbackQueues(FailbackQueuesBase[FailbackInvoker], AsyncClosing):
     """The failback queues of the calls of one or more clients. Thread-safe.
 
     Failback: a failed call is queued and retried in the background, and its caller gets a default
@@ -49,13 +50,7 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
             ...  # at the end the queues are closed first: they deliver through the channel
     """
 
-    def __init__(self, timer: Timer | None = None) -> None:
-        """Begin without a queue.
-
-        Args:
-            timer: Any rpcwheel timer; None takes `shared_timer()`.
-        """
-        super().__init__(partial(FailbackInvoker, timer=timer))
+    _invoker_class: ClassVar[type[FailbackInvoker]] = FailbackInvoker
 
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as for grpc
         """Try every queued call now, and wait until nothing is pending.
@@ -101,12 +96,6 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
 
     def _close_empty(self, invoker: FailbackInvoker) -> None:
         close_empty(invoker)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 def client_interceptors(

@@ -201,9 +201,8 @@ class InterceptedChannel(aio_multicallable.Channel):
         calls = CallFactory(self._state, method, kind, serialize=serialize)
         call = _attempts(calls, call)
         counts = self._state.counts
-        if counts is None:
-            return _MULTICALLABLES[kind](call, calls)
-        return _COUNTED[kind](call, calls, counts.client.method(method, kind.grpc_type))
+        method_counts = None if counts is None else counts.client.method(method, kind.grpc_type)
+        return _MULTICALLABLES[kind](call, calls, method_counts)
 
 
 def _refuse() -> Never:
@@ -268,9 +267,13 @@ def _attempts(calls: CallFactory, start: Callable[..., Any]) -> Callable[..., An
 
 
 class _InterceptedMulticallable:
-    def __init__(self, call: Callable[..., Any], calls: CallFactory) -> None:
+    def __init__(
+        self, call: Callable[..., Any], calls: CallFactory, counts: MethodCounts | None
+    ) -> None:
+        """Apply the policies of `calls` to `call`; count calls, unless `counts` is None."""
         self._call = call
         self._calls = calls
+        self._counts = counts
         self._keeper = calls.state.failback.keeper
 
     def _begin(
@@ -282,41 +285,25 @@ class _InterceptedMulticallable:
         wait_for_ready: bool | None,
         compression: grpc.Compression | None,
     ) -> Any:
+        counts = self._counts
+        began_ns = 0 if counts is None else counts.begin()
         start = partial(self._call, credentials=credentials, compression=compression)
-        call = self._calls.begin(start, request, timeout, metadata, wait_for_ready)
+        try:
+            call = self._calls.begin(start, request, timeout, metadata, wait_for_ready)
+        except BaseException as error:
+            if counts is not None:
+                counts.end(began_ns, code_of(error))
+            raise
         if self._keeper is not None and self._keeper.is_used:
             self._calls.state.channel_calls.add_running(call)
-        return call
-
-
-class _CountedMulticallable(_InterceptedMulticallable):
-    """A multicallable that counts calls, while metrics are on. `call` counts attempts."""
-
-    def __init__(
-        self,
-        call: Callable[..., Any],
-        calls: CallFactory,
-        counts: MethodCounts,
-    ) -> None:
-        super().__init__(call, calls)
-        self._counts = counts
-
-    def _begin(self, request: Any, *options: Any) -> Any:
-        counts = self._counts
-        began_ns = counts.begin()
-        try:
-            call = super()._begin(request, *options)
-        except BaseException as error:
-            counts.end(began_ns, code_of(error))
-            raise
-        count_end(counts, began_ns, call)
+        if counts is not None:
+            count_end(counts, began_ns, call)
         return call
 
 
 _MULTICALLABLES: Final = classes_by_kind(
     _InterceptedMulticallable, aio_multicallable.MULTICALLABLES
 )
-_COUNTED: Final = classes_by_kind(_CountedMulticallable, aio_multicallable.MULTICALLABLES)
 
 
 # --- Interceptors ---

@@ -27,12 +27,13 @@ from rpcwheel._grpc.handlers import DEADLINE_PASSED, context_with_code
 from rpcwheel._grpc.interceptors import AIO_SERVER, Interceptors
 from rpcwheel.call.criticality import read_criticality
 from rpcwheel.rpc import CRITICALITY, DEADLINE
+from rpcwheel.telemetry.call_counts import CountedMessages
 
 from .serving import (
-    CountedResponses,
     ServedCallEnd,
     ServerState,
     WatchedResponses,
+    count_unary,
     early_code,
     served_code,
 )
@@ -123,7 +124,7 @@ def _wrap(kind: Kind, behavior: Behavior, method: ServedMethod) -> Behavior:
     elif kind.streams_responses:
         wrap, count = _wrap_iterator, _count_iterator
     else:
-        wrap, count = _wrap_plain_function, _count_plain_function
+        wrap, count = _wrap_plain_function, partial(count_unary, code_of=_blocking_code)
     wrapped = wrap(behavior, method)
     return wrapped if method.counts is None else count(wrapped, method.counts)
 
@@ -297,24 +298,10 @@ def _count_async_generator(behavior: Behavior, counts: MethodCounts) -> Behavior
     return serve
 
 
-def _count_plain_function(behavior: Behavior, counts: MethodCounts) -> Behavior:
-    def serve(request: object, context: grpc.ServicerContext) -> object:
-        began_ns = counts.begin()
-        try:
-            response = behavior(request, context)
-        except BaseException as error:
-            counts.end(began_ns, _blocking_code(context, None, error))
-            raise
-        counts.end(began_ns, _blocking_code(context, None))
-        return response
-
-    return serve
-
-
 def _count_iterator(behavior: Behavior, counts: MethodCounts) -> Behavior:
     def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
         end, task = ServedCallEnd(counts, context), _current_task()
-        code = partial(_blocking_code, context, task)
+        code = partial(_blocking_code, context, task=task)
         try:
             responses = behavior(request, context)
         except BaseException as error:
@@ -322,20 +309,20 @@ def _count_iterator(behavior: Behavior, counts: MethodCounts) -> Behavior:
             raise
         if task is not None:
             task.add_done_callback(end.end_early)
-        return CountedResponses(responses, end, code)
+        return CountedMessages(responses, end, code)
 
     return serve
 
 
 def _blocking_code(
-    context: object, task: asyncio.Task[object] | None, error: BaseException | None = None
+    context: object, error: BaseException | None = None, task: asyncio.Task[object] | None = None
 ) -> str:
     """Return the name of the status code of a call whose blocking behavior has ended.
 
     Args:
         context: The context of the call.
-        task: The task of the call; None if it is not known. Then only the deadline ends it early.
         error: What the behavior raised; None if it returned.
+        task: The task of the call; None if it is not known. Then only the deadline ends it early.
     """
     early = early_code(context)
     if early == "DEADLINE_EXCEEDED" or (task is not None and task.done()):

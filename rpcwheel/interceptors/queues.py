@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from rpcwheel.call.failback_policy import same_name_problem
 from rpcwheel.errors import ConfigurationError, public_name, safe_repr
 from rpcwheel.failback.invoker import InvokerBase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rpcwheel.call.failback_policy import FailbackPolicy
     from rpcwheel.call.keeper import ChannelKeeper
     from rpcwheel.failback.held_calls import FailbackStats
     from rpcwheel.failback.queued_call import QueueEntry
+    from rpcwheel.timer.api import Timer
 
 InvokerT = TypeVar("InvokerT", bound=InvokerBase)
 
@@ -28,13 +27,15 @@ class FailbackQueuesBase(Generic[InvokerT]):
     A `FailbackInvoker` owns each queue.
     """
 
-    def __init__(self, make_invoker: Callable[[FailbackPolicy], InvokerT]) -> None:
+    _invoker_class: ClassVar[type[InvokerBase]]
+
+    def __init__(self, timer: Timer | None = None) -> None:
         """Begin without a queue.
 
         Args:
-            make_invoker: Creates an invoker with an empty queue.
+            timer: Any rpcwheel timer; None takes `shared_timer()`.
         """
-        self._make_invoker = make_invoker
+        self._timer = timer
         self._lock = threading.Lock()
         self._closed = False
         self._by_policy: dict[int, tuple[FailbackPolicy, InvokerT]] = {}
@@ -65,7 +66,8 @@ class FailbackQueuesBase(Generic[InvokerT]):
                     self._by_policy[id(policy)] = (policy, invoker)
                     return invoker
                 name = self._unused_name(name)
-                invoker = self._make_invoker(policy.model_copy(update={"name": name}))
+                named = policy.model_copy(update={"name": name})
+                invoker = cast("InvokerT", self._invoker_class(named, timer=self._timer))
                 self._by_name[name] = invoker
                 self._by_policy[id(policy)] = (policy, invoker)  # a kept policy keeps its id
                 if self._closed:

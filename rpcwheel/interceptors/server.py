@@ -14,14 +14,9 @@ import grpc
 
 from rpcwheel._grpc.handlers import DEADLINE_PASSED, is_pushing
 from rpcwheel._grpc.interceptors import SERVER, Interceptors
+from rpcwheel.telemetry.call_counts import CountedMessages
 
-from .serving import (
-    CountedResponses,
-    ServedCallEnd,
-    ServerState,
-    WatchedResponses,
-    served_code,
-)
+from .serving import ServedCallEnd, ServerState, WatchedResponses, count_unary, served_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,8 +82,9 @@ class _ServerInterceptor(grpc.ServerInterceptor):
 
 def _wrap(kind: Kind, behavior: Behavior, method: ServedMethod) -> Behavior:
     """Wrap the function that implements a method; called by `ServerState.wrap`."""
+    count: Callable[[Behavior, MethodCounts], Behavior]
     if not kind.streams_responses:
-        wrap, count = _wrap_unary, _count_unary
+        wrap, count = _wrap_unary, count_unary
     elif is_pushing(behavior):
         wrap, count = _wrap_pushing, _count_pushing
     else:
@@ -154,26 +150,12 @@ def _refuse(context: grpc.ServicerContext) -> NoReturn:
 # --- Counts ---
 
 
-def _count_unary(behavior: Behavior, counts: MethodCounts) -> Behavior:
-    def serve(request: object, context: grpc.ServicerContext) -> object:
-        began_ns = counts.begin()
-        try:
-            response = behavior(request, context)
-        except BaseException as error:
-            counts.end(began_ns, served_code(context, error))
-            raise
-        counts.end(began_ns, served_code(context))
-        return response
-
-    return serve
-
-
 def _count_iterator(behavior: Behavior, counts: MethodCounts) -> Behavior:
     def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
         end = ServedCallEnd(counts, context)
         code = partial(served_code, context)
         try:
-            return CountedResponses(behavior(request, context), end, code)
+            return CountedMessages(behavior(request, context), end, code)
         except BaseException as error:
             end.end(code(error))
             raise

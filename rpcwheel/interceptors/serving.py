@@ -7,8 +7,9 @@ the "behavior" of each handler: the function that implements a method, as in
 
 * `ServerState` belongs to an interceptor, and keeps the wrapped handlers.
 * `ServedMethod` belongs to a method, for deadlines and slow calls. Most calls need no more objects.
-* `WatchedResponses`, `ServedCallEnd` and `CountedResponses` belong to a call that streams
-  responses, because such a call goes on after its behavior has returned.
+* `WatchedResponses` and `ServedCallEnd` belong to a call that streams responses, because such a
+  call goes on after its behavior has returned.
+* `count_unary`, and `CountedMessages` of `telemetry.call_counts`, count calls.
 * `served_code` and `early_code` return the status code that a call is counted with.
 
 Nothing in this module waits or does I/O.
@@ -270,6 +271,32 @@ def early_code(context: Any) -> str:
     return "CANCELLED" if left_s is None or left_s > DEADLINE_TOLERANCE_S else "DEADLINE_EXCEEDED"
 
 
+def count_unary(
+    behavior: Behavior,
+    counts: MethodCounts,
+    code_of: Callable[[Any, BaseException | None], str] = served_code,
+) -> Behavior:
+    """Return a behavior that counts its calls.
+
+    Args:
+        behavior: A plain function with one response.
+        counts: The counts of the method.
+        code_of: Returns the status code for a context, and what the behavior raised or None.
+    """
+
+    def serve(request: object, context: grpc.ServicerContext) -> object:
+        began_ns = counts.begin()
+        try:
+            response = behavior(request, context)
+        except BaseException as error:
+            counts.end(began_ns, code_of(context, error))
+            raise
+        counts.end(began_ns, code_of(context, None))
+        return response
+
+    return serve
+
+
 class ServedCallEnd(CallEnd):
     """Counts the end of a call that streams responses, once. Thread-safe.
 
@@ -297,33 +324,3 @@ class ServedCallEnd(CallEnd):
         self.end(early_code(self._context))
 
     __del__ = end_early
-
-
-class CountedResponses:
-    """A response stream whose end is counted as the end of its call."""
-
-    __slots__ = ("_code_of", "_end", "_responses")
-
-    def __init__(
-        self,
-        responses: Any,
-        end: ServedCallEnd,
-        code_of: Callable[[BaseException | None], str],
-    ) -> None:
-        """`code_of` returns the status code for what the behavior raised; None: it has returned."""
-        self._responses = responses
-        self._end = end
-        self._code_of = code_of
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> object:
-        try:
-            return next(self._responses)
-        except StopIteration:
-            self._end.end(self._code_of(None))
-            raise
-        except BaseException as error:
-            self._end.end(self._code_of(error))
-            raise

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, ClassVar, Final
 
+from rpcwheel._concurrency.closing import Closing
 from rpcwheel.durations import to_ns
 from rpcwheel.failback.sync import FailbackInvoker, close_all, flush_all
 
@@ -37,7 +38,7 @@ HEDGES_FUTURES: Final = (
 )
 
 
-class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
+class FailbackQueues(FailbackQueuesBase[FailbackInvoker], Closing):
     """The failback queues of the calls of one or more clients. Thread-safe.
 
     Failback: a failed call is queued and retried in the background, and its caller gets a default
@@ -51,13 +52,7 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
             ...  # at the end the queues are closed first: they deliver through the channel
     """
 
-    def __init__(self, timer: Timer | None = None) -> None:
-        """Begin without a queue.
-
-        Args:
-            timer: Any rpcwheel timer; None takes `shared_timer()`.
-        """
-        super().__init__(lambda policy: FailbackInvoker(policy, timer=timer))
+    _invoker_class: ClassVar[type[FailbackInvoker]] = FailbackInvoker
 
     def _close_empty(self, invoker: FailbackInvoker) -> None:
         invoker.close(0)
@@ -100,12 +95,6 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker]):
         finally:
             for channel in self._take_kept():
                 channel.close_kept()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def client_interceptors(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rpcwheel._concurrency.closing import AsyncClosing
 
 from .base import KitBase
 
@@ -37,7 +39,7 @@ else:
 __all__ = ["Kit"]
 
 
-class Kit(Base):
+class Kit(Base, AsyncClosing):
     """`rpcwheel.Kit` for channels and servers of `grpc.aio`.
 
     The methods that wait are coroutines. An async context manager that closes.
@@ -120,9 +122,3 @@ class Kit(Base):
             if self._manager is not None:
                 await self._manager.aclose()
             self._close_servers()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rpcwheel._concurrency.closing import Closing
 
 from .base import KitBase
 
@@ -38,7 +40,7 @@ else:
 __all__ = ["Kit"]
 
 
-class Kit(Base):
+class Kit(Base, Closing):
     """Settings for calls, connections and registries, and the channels and servers that use them.
 
     One kit serves any number of channels and servers; `rpcwheel.aio.Kit` is the one for `grpc.aio`.
@@ -194,9 +196,3 @@ class Kit(Base):
             if self._manager is not None:
                 self._manager.close()
             self._close_servers()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -20,8 +20,9 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from rpcwheel._concurrency.closing import Closing
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import (
     CallsClosed,
@@ -122,7 +123,7 @@ class PendingEntry:
         )
 
 
-class PendingTable(ABC, Generic[F, V]):
+class PendingTable(Closing, ABC, Generic[F, V]):
     """The pending calls, by key. Thread-safe. A context manager that closes the table."""
 
     def __init__(
@@ -333,12 +334,6 @@ class PendingTable(ABC, Generic[F, V]):
                 late=self._late,
                 unknown=self._unknown,
             )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @safe_repr
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """Publishes the services of a server while it serves, and stops both in order.
 
 `PublisherBase` has the start and the stop, as blocking code. `Publisher` is the interface for
-threads; `aio_publisher.py` has the interface for coroutines, which runs the same code on worker
+threads; `aio.py` has the interface for coroutines, which runs the same code on worker
 threads. A `ServerAdapter` hides whether the server is one of `grpc` or of `grpc.aio`,
 `PublishedInstances` are what the registries list, and `Shutdown` runs the steps of the stop.
 
@@ -44,6 +44,7 @@ from rpcwheel.registry.registry import Registry, RegistryBase, checked_wait
 from rpcwheel.registry.url import DUBBO_SCHEMES
 from rpcwheel.telemetry import components
 from rpcwheel.timer.manual import checked_timer
+from rpcwheel.transport.probe import ServingStatus
 
 from .netinfo import PortBinding, PublishedPort
 from .published_instances import (
@@ -85,10 +86,6 @@ WORKER_START_TIMEOUT_S: Final = 0.5
 
 SIGNAL_CHECK_S: Final = 0.2
 """How often a wait lets the main thread run signal handlers; gRPC's own waits do so every 0.1 s."""
-
-SERVING: Final = 1
-NOT_SERVING: Final = 2
-"""Both are numbers of `grpc.health.v1.HealthCheckResponse.ServingStatus`."""
 
 
 class PublisherState(enum.Enum):
@@ -348,12 +345,12 @@ class PublisherBase(Generic[R]):
     def _set_serving(self) -> None:
         self._must_set_not_serving = True
         if self._health is not None:
-            self._set_health(SERVING)
+            self._set_health(ServingStatus.SERVING)
 
-    def _set_health(self, status: int) -> None:
+    def _set_health(self, status: ServingStatus) -> None:
         services = [instance.service for instance in self.instances]
         for service in ("", *services):  # "" is the whole server
-            self._server.call(self._health.set, service, status)
+            self._server.call(self._health.set, service, status.value)
 
     def _publish(self) -> None:
         self._published.publish()
@@ -451,7 +448,7 @@ class PublisherBase(Generic[R]):
         if callable(enter_shutdown):
             self._server.call(enter_shutdown)
         elif self._health is not None:
-            self._set_health(NOT_SERVING)
+            self._set_health(ServingStatus.NOT_SERVING)
 
     def _stop_server(self, step: RunningStep) -> None:
         grace_s = self._shutdown.grace_s

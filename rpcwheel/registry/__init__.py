@@ -20,9 +20,9 @@ reached, the snapshot files have those of an earlier run.
 Modules: `reconciler.py` decides what to send to the registry, `cache.py` which instances count;
 `session.py`, `watches.py` and `lookups.py` send the requests on worker threads, through a
 `RegistryBackend` (`backend.py` is the contract, `backends/` has the built-in ones). `registry.py`
-is the blocking interface. Modules for coroutines are called `aio_...`. `sync.py` and `aio.py` list
-the names of each world. `rpcwheel.publisher` publishes a server while it serves, and
-`rpcwheel.resolver` has channels to the instances of a service.
+is the blocking interface, whose names `sync.py` lists, and `aio.py` the one for coroutines.
+`rpcwheel.publisher` publishes a server while it serves, and `rpcwheel.resolver` has channels to the
+instances of a service.
 
 Requests do not run on the timer's thread or the caller's. Everything that is opened has a `close`,
 which takes no longer than `close(timeout)` even if the engine is dead. At the interpreter's exit a

@@ -1,4 +1,4 @@
-"""The public registry, for code that blocks. `aio_registry.py` awaits the same object.
+"""The public registry, for code that blocks. `aio.py` awaits the same object.
 
 Here arguments are checked, and callers wait. `reconciler.py` and `cache.py` decide, `session.py`
 makes the requests.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from rpcwheel._concurrency.closing import Closing
 from rpcwheel.durations import positive_ns, to_ns, to_seconds
 from rpcwheel.errors import (
     ConfigurationError,
@@ -156,7 +157,7 @@ class Registration(RegistrationBase):
             reached.cancel()
 
 
-class Subscription:
+class Subscription(Closing):
     """Follows a service until it is closed. Thread-safe; a context manager that closes."""
 
     def __init__(
@@ -195,12 +196,6 @@ class Subscription:
         if self._listener is not None:
             self._listener.close()
         self._watches.release(self._watch, self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     @safe_repr
     def __repr__(self) -> str:
@@ -287,7 +282,7 @@ class RegistryBase:
         return RegistryUnavailable(f"{self.url} has not answered within {wait_s:g} s")
 
 
-class Registry(RegistryBase):
+class Registry(RegistryBase, Closing):
     """A registry that keeps instances published while its backend fails.
 
     What is registered stays published through failures, restarts, wipes and expired leases of the
@@ -433,12 +428,6 @@ class Registry(RegistryBase):
             self._session.close().result(wait_s)
         except TimeoutError:
             self._session.abandon()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         session = getattr(self, "_session", None)

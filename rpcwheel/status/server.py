@@ -38,9 +38,10 @@ from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from socketserver import BaseServer
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rpcwheel import status
+from rpcwheel._concurrency.closing import Closing
 from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel.errors import ConfigurationError
 
@@ -98,7 +99,7 @@ FORBIDDEN: Final = Answer(
 )
 
 
-class StatusServer:
+class StatusServer(Closing):
     """An HTTP server of the live view, on one thread and one more for each request.
 
     A context manager that closes. A forked child does not serve: it closes its copy of the socket.
@@ -159,12 +160,6 @@ class StatusServer:
             descriptor = sock.detach()  # `close` would wait for the file object of a request
             if descriptor != -1:
                 os.close(descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -287,6 +287,41 @@ class CallEnd:
         """Count the end of a call that was dropped."""
         if self._counts is not None:
             self.end("CANCELLED")
+
+
+class CountedMessages:
+    """An iterator of messages whose end is counted as the end of its call."""
+
+    __slots__ = ("_code_of", "_end", "_messages")
+
+    def __init__(
+        self, messages: Any, end: CallEnd, code_of: Callable[[BaseException | None], str]
+    ) -> None:
+        """Wrap an iterator.
+
+        Args:
+            messages: The iterator.
+            end: The end of the call. It counts a call that is dropped, if this object has the only
+                reference to it.
+            code_of: Returns the name of the status code for what the iterator raised; its argument
+                is None for a normal end.
+        """
+        self._messages = messages
+        self._end = end
+        self._code_of = code_of
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._messages)
+        except StopIteration:
+            self._end.end(self._code_of(None))
+            raise
+        except BaseException as error:
+            self._end.end(self._code_of(error))
+            raise
 
 
 class Histogram(NamedTuple):

@@ -16,10 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import grpc
 
+from rpcwheel._concurrency.closing import Closing
 from rpcwheel._grpc.handlers import behavior_of, time_left, with_behavior
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
@@ -75,7 +76,7 @@ class _Fault:
     trailing_metadata: Metadata = ()
 
 
-class FlakyServer:
+class FlakyServer(Closing):
     """A server on a port of 127.0.0.1 that fails on command. For tests.
 
     It starts at once. Give it handlers as to a server of gRPC::
@@ -247,12 +248,6 @@ class FlakyServer:
         """Stop, and give the port back. Idempotent."""
         self.stop()
         self._reserved.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _add(self, fault: _Fault) -> None:
         if fault.left is not None and fault.left < 1:

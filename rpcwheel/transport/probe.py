@@ -7,9 +7,11 @@ UNIMPLEMENTED, which is an answer too: the server is alive.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from rpcwheel._grpc.calls import has_status, value_of
+from rpcwheel._grpc.wire import fields, text_field
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import HEARTBEAT_KEY
 
@@ -33,10 +35,14 @@ UNANSWERED: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"})
 SERVER_HEALTH_TIMEOUT_S: Final = 1.0
 """How long a circuit breaker waits for the answer of `SERVER_HEALTH`."""
 
-SERVING: Final = 1
-NOT_SERVING: Final = 2
-SERVICE_UNKNOWN: Final = 3
-"""Values of `grpc.health.v1.HealthCheckResponse.ServingStatus`."""
+
+class ServingStatus(IntEnum):
+    """`grpc.health.v1.HealthCheckResponse.ServingStatus`."""
+
+    UNKNOWN = 0
+    SERVING = 1
+    NOT_SERVING = 2
+    SERVICE_UNKNOWN = 3
 
 
 class ProbeResult(NamedTuple):
@@ -131,15 +137,14 @@ class HealthProbe:
             raise TypeError(f"require_serving must be True or False, not {require_serving!r}")
         self.service = service
         self.require_serving = require_serving
-        name = service.encode()
-        self.request = b"\x0a" + _varint(len(name)) + name if name else b""
+        self.request = text_field(1, service) if service else b""
 
     def judge(self, response: bytes) -> ProbeResult:
         """Read the serving status. A response without one counts as an answer."""
         status = _field_1(response)
-        if status == SERVING:
+        if status == ServingStatus.SERVING:
             return ProbeResult(alive=True, serving=True)
-        if status in {NOT_SERVING, SERVICE_UNKNOWN}:
+        if status in {ServingStatus.NOT_SERVING, ServingStatus.SERVICE_UNKNOWN}:
             return ProbeResult(alive=not self.require_serving, serving=False)
         return ALIVE
 
@@ -188,51 +193,13 @@ def checked_probe(probe: object) -> Probe:
     return probe
 
 
-# The protobuf encoding of the two messages
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:  # noqa: PLR2004 - seven bits each
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
 def _field_1(message: bytes) -> int | None:
     """The last varint of field 1; 0 (the default) if there is none, None if it is malformed."""
-    value, position = 0, 0
+    status = 0
     try:
-        while position < len(message):
-            tag, position = _read_varint(message, position)
-            match tag & 7:
-                case 0:
-                    number, position = _read_varint(message, position)
-                    value = number if tag >> 3 == 1 else value
-                case 1:
-                    position += 8
-                case 2:
-                    length, position = _read_varint(message, position)
-                    position += length
-                case 5:
-                    position += 4
-                case _:
-                    return None
-    except (IndexError, TypeError):
+        for number, _, value in fields(message):
+            if number == 1 and isinstance(value, int):
+                status = value
+    except (ValueError, TypeError):
         return None
-    return value if position == len(message) else None
-
-
-def _read_varint(message: bytes, position: int) -> tuple[int, int]:
-    """The number at a position, and the position behind it; IndexError if it does not end."""
-    number = shift = 0
-    while True:
-        byte = message[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:  # noqa: PLR2004 - the last byte
-            return number, position
-        shift += 7
-        if shift > 63:  # noqa: PLR2004 - bits of the longest varint
-            raise IndexError
+    return status

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final
 
 import grpc
 
 from rpcwheel.cli.findings import DoctorFinding, Level, Problem
-from rpcwheel.transport.probe import HealthProbe
+from rpcwheel.transport.probe import HealthProbe, ServingStatus
 
 HOW_TO_ADD: Final = (
     "to add it: pip install grpcio-health-checking, and "
@@ -19,15 +18,6 @@ HOW_TO_ADD: Final = (
 )
 
 _HTTP_STATUS: Final = re.compile(r"Received http2 header with status: (\d+)")
-
-
-class ServingStatus(IntEnum):
-    """`HealthCheckResponse.ServingStatus`."""
-
-    UNKNOWN = 0
-    SERVING = 1
-    NOT_SERVING = 2
-    SERVICE_UNKNOWN = 3
 
 
 @dataclass(frozen=True, slots=True)

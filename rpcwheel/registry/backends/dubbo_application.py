@@ -28,6 +28,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from rpcwheel._grpc.wire import WireType, fields, text_field
 from rpcwheel.instance import joined
 
 from .dubbo_url import EPOCH, OWN, TAG, TRIPLE, instance_from, unreadable_record
@@ -313,8 +314,7 @@ SERVICE_FIELDS: Final = {1: "name", 2: "group", 3: "version", 4: "protocol", 5: 
 
 def metadata_request(revision: str) -> bytes:
     """Return a `MetadataRequest`."""
-    text = revision.encode()
-    return b"\x0a" + _varint(len(text)) + text
+    return text_field(1, revision)
 
 
 def read_metadata_message(data: bytes) -> ApplicationMetadata:
@@ -326,8 +326,8 @@ def read_metadata_message(data: bytes) -> ApplicationMetadata:
     services = []
     for number, value in _fields(data):
         if number == SERVICES_FIELD:
-            fields = dict(_fields(_message(value)))
-            services.append(_service_of_message(_message(fields.get(VALUE, b""))))
+            entry = dict(_fields(_message(value)))
+            services.append(_service_of_message(_message(entry.get(VALUE, b""))))
     return ApplicationMetadata(tuple(services))
 
 
@@ -343,43 +343,14 @@ def _service_of_message(data: bytes) -> DubboService:
     return _service_of(record | {"params": parameters})
 
 
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the number and the value of each field; those of fixed size are unknown ones."""
+    for number, wire_type, value in fields(data):
+        if wire_type in {WireType.VARINT, WireType.BYTES}:
+            yield number, value
+
+
 def _message(value: int | bytes) -> bytes:
     if isinstance(value, bytes):
         return value
     raise ValueError(f"the number {value} instead of a message")
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the numbers and the values of the fields of a message.
-
-    Raises:
-        ValueError: The bytes are no message, or one with values of other types.
-    """
-    at = 0
-    while at < len(data):
-        key, at = _read_varint(data, at)
-        value, at = _read_varint(data, at)
-        match key & 7:
-            case 0:
-                yield key >> 3, value
-            case 2:
-                if at + value > len(data):
-                    raise ValueError("a field does not end")
-                yield key >> 3, data[at : at + value]
-                at += value
-            case _:
-                raise ValueError(f"the wire type {key & 7}")
-
-
-def _varint(number: int) -> bytes:
-    low, high = number & 0x7F, number >> 7
-    return bytes([low | 0x80]) + _varint(high) if high else bytes([low])
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for index, byte in enumerate(data[at : at + 10]):
-        value |= (byte & 0x7F) << (7 * index)
-        if not byte & 0x80:
-            return value, at + index + 1
-    raise ValueError("a number does not end")

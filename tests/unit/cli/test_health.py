@@ -3,8 +3,9 @@
 import grpc
 from grpc_health.v1 import health_pb2
 
-from rpcwheel.cli.doctor.health import RESPONSES, CallFailed, ServingStatus, finding_for
+from rpcwheel.cli.doctor.health import RESPONSES, CallFailed, finding_for
 from rpcwheel.cli.findings import Level
+from rpcwheel.transport.probe import ServingStatus
 
 Status = grpc.StatusCode
 

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fixtures.dubbo_applications import field, local, message, metadata, node, remote, service
+from fixtures.dubbo_applications import (
+    field,
+    local,
+    message,
+    metadata,
+    node,
+    remote,
+    service,
+    varint,
+)
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.backends.dubbo_application import (
     ApplicationMetadata,
@@ -173,6 +182,14 @@ def test_whatever_is_stored_is_read_or_refused_with_a_value_error(data):
     for read in (read_instance, read_metadata, read_metadata_message):
         with contextlib.suppress(ValueError):
             read(data)
+
+
+@pytest.mark.parametrize("number", [*range(1, 8), 100])
+def test_fields_of_fixed_size_are_skipped_whatever_their_number_is(number):
+    fixed = bytes([*varint(number << 3 | 5), *b"EVIL", *varint(number << 3 | 1), *bytes(8)])
+    entry = field(1, "0") + field(2, field(1, INTERFACE) + fixed) + fixed
+    read = read_metadata_message(fixed + field(3, entry))
+    assert [(each.interface, each.port) for each in read.services] == [(INTERFACE, 0)]
 
 
 @given(st.integers(0, len(message(*SERVICES)) - 1), st.integers(0, 255))
