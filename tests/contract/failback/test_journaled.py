@@ -563,7 +563,7 @@ def test_close_is_idempotent_and_calls_after_it_are_refused(world, shop, client,
 def test_calls_stay_in_the_journal_if_the_channel_is_closed_first(
     world, shop, client, policy, push, url
 ):
-    shop.then("UNAVAILABLE", hang := Hang(), "UNAVAILABLE")
+    shop.then("UNAVAILABLE", hang := Hang(), "UNAVAILABLE", Hang())
     channel = client(policy(backoff=0.01))
     push(channel)
     assert hang.begun.wait(WAIT_S)
