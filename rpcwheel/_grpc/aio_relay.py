@@ -14,9 +14,9 @@ task behind. The done-callback of an attempt reports its end. A caller that awai
 for the attempt itself; between two attempts it waits in `_wait_for_change`.
 
 A running attempt keeps the relay of a unary response alive, so the call runs to its end even if its
-caller drops it, as in grpc.aio. It does not keep the relay of a response stream alive: a stream
-that its caller drops is canceled. (grpc.aio 1.85 intends this too, but its calls are in reference
-cycles that Python's collector does not find.)
+caller drops it, as in grpc.aio. It does not keep the relay of a response stream alive, and neither
+does the relay itself, by a reference cycle: a stream that its caller drops is canceled at once.
+(grpc.aio intends this too, but since 1.83 its channel keeps each call until it ends.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import asyncio
 import contextlib
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
@@ -56,6 +56,9 @@ STATUS_CHECK_DELAYS_S: Final = tuple(0.001 * 2**check for check in range(9))
 """Delays between checks whether the server's own status has arrived; 0.5 s in total."""
 
 MIXED: Final = "The iterator and read/write APIs may not be mixed on a single RPC."
+
+ALREADY_READING: Final = "anext(): asynchronous generator is already running"
+"""The text of the error of gRPC's iterator, a generator, if two tasks read from it."""
 
 
 # --- Functions on calls of grpc.aio ---
@@ -579,22 +582,24 @@ class ReadRelay(Relay):
     _cancels_when_dropped = True
     _messages: Any = None  # the iterator of the attempt that was read last
     _messages_of: Any = None  # that attempt
-    _iterator: AsyncIterator[Any] | None = None  # of the caller
+    _is_iterated = False  # the caller has called `__aiter__`
     _uses_read = False  # the caller has called `read`
+    _is_reading = False  # a task waits for the next message of an iterator
     _at_end = False  # the caller has reached the end, or got the failure
 
     def __del__(self) -> None:
-        if self._attempt is not None:
-            with contextlib.suppress(RuntimeError):  # its loop is closed
-                self._attempt.cancel()
-            self._release()
+        if self._attempt is None:
+            return
+        with contextlib.suppress(RuntimeError):  # its loop is closed
+            self._attempt.cancel()  # reports its end, if this is not a cyclic garbage collection
+        with contextlib.suppress(RuntimeError):
+            self.finish(finished_call(self.kind, CANCELLED, CANCELLED_HERE))
 
     def __aiter__(self) -> AsyncIterator[Any]:
         if self._uses_read:
             raise grpc.aio.UsageError(MIXED)
-        if self._iterator is None:
-            self._iterator = self._iterate()
-        return self._iterator
+        self._is_iterated = True
+        return _Messages(self)
 
     async def read(self) -> Any:
         if self._at_end:
@@ -602,14 +607,31 @@ class ReadRelay(Relay):
             if failure is not None:
                 raise failure
             return grpc.aio.EOF
-        if self._iterator is not None and self._final is None:
+        if self._is_iterated and self._final is None:
             raise grpc.aio.UsageError(MIXED)
         self._uses_read = True
         return await self._next()
 
-    async def _iterate(self) -> AsyncIterator[Any]:
-        while (message := await self._next()) is not grpc.aio.EOF:
-            yield message
+    async def read_iterated(self) -> Any:
+        """Return the next message for an iterator.
+
+        Raises:
+            StopAsyncIteration: The caller has reached the end, or got the failure.
+            RuntimeError: Another task waits for a message.
+            BaseException: The failure of the call.
+        """
+        if self._at_end:
+            raise StopAsyncIteration
+        if self._is_reading:
+            raise RuntimeError(ALREADY_READING)
+        self._is_reading = True
+        try:
+            message = await self._next()
+        finally:
+            self._is_reading = False
+        if self._at_end:
+            raise StopAsyncIteration
+        return message
 
     async def _next(self) -> Any:
         """Return the next message, or EOF; raises the failure of the call."""
@@ -665,6 +687,26 @@ class ReadRelay(Relay):
         finally:
             if limit is not None:
                 limit.cancel()
+
+
+class _Messages:
+    """The messages of a call, for `async for`.
+
+    An iterator keeps its call alive, and not the reverse. A generator that the call keeps would be
+    in a reference cycle with it, and a call that its caller leaves early would run until Python's
+    collector finds the cycle.
+    """
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: ReadRelay) -> None:
+        self._call = call
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __anext__(self) -> Coroutine[Any, Any, Any]:
+        return self._call.read_iterated()
 
 
 class WrittenRelay(Relay):

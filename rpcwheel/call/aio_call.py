@@ -130,8 +130,10 @@ class CallFactory:
         self.has_final_policy = config.failback is not None or config.default_response is not None
         stalls = kind.streams_responses and config.has_message_timeout
         hedged = config.hedging is not None and kind is Kind.UNARY_UNARY
+        # A stream that its caller drops must free its place; gRPC does not end its own calls then.
+        is_limited = kind.streams_responses and config.admission is not None
         self.is_native = not (
-            config.handles_failures or hedged or stalls or config.slow_ns != NEVER
+            config.handles_failures or hedged or stalls or is_limited or config.slow_ns != NEVER
         )
         self.call_class: type[RetryingCall] = _HedgedCall if hedged else _CALLS[kind]
 

@@ -297,7 +297,8 @@ def call_options(**options: Unpack[MethodSettings]) -> Iterator[None]:
             block.
 
     Raises:
-        TypeError, ConfigurationError: An option is unknown, of a wrong type or out of range.
+        TypeError, ConfigurationError: An option is unknown, of a wrong type or out of range, or
+            has no effect on single calls.
     """
     if "limit" in options:
         raise ConfigurationError(
@@ -310,6 +311,11 @@ def call_options(**options: Unpack[MethodSettings]) -> Iterator[None]:
             "single calls; give it to the kit or the CallPolicy of the channel"
         )
     policy = MethodPolicy(**options)
+    if policy.failback is not None and policy.failback.journal is not None:
+        raise ConfigurationError(
+            "a policy with a journal has no effect in call_options(), because nothing would "
+            "deliver its calls after a restart; give it to the client"
+        )
     outer = CALL_OPTIONS.get()
     token = CALL_OPTIONS.set(CallOptions(policy if outer is None else policy.over(outer.policy)))
     try:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rpcwheel._grpc.calls import copy_of
 from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.errors import ConfigurationError
 from rpcwheel.telemetry import components
 
 from .idempotency import checked_order_key, key_of, new_key
@@ -153,14 +152,8 @@ class ClientFailback:
             serialize: The serializer of its multicallable; None if the requests are bytes.
 
         Raises:
-            ConfigurationError: The policy is that of `call_options`.
             Exception: A request cannot be serialized, or the user's `order_key` has raised.
         """
-        if not any(policy is own for own, _ in self.journaled):
-            raise ConfigurationError(
-                "a policy with a journal has no effect in call_options(), because nothing would "
-                "deliver its calls after a restart; give it to the client"
-            )
         messages = list(requests)
         order_key: Any = policy.order_key
         if callable(order_key):

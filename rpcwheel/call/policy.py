@@ -488,6 +488,12 @@ class CallPolicy(MethodPolicy):
             limit = own.limit
             if limit is None:
                 continue
+            settings = limit.model_fields_set - {"max_concurrent", "rate"}
+            if settings and limit != self.limit:
+                raise ConfigurationError(
+                    f'methods["{pattern}"].limit: only the limit of a whole server can have '
+                    f"{', '.join(sorted(settings))}; give a number of calls, or a rate"
+                )
             has_only_rate = (
                 limit.rate is not None and "max_concurrent" not in limit.model_fields_set
             )
@@ -495,12 +501,6 @@ class CallPolicy(MethodPolicy):
                 raise ConfigurationError(
                     f'methods["{pattern}"].limit: only the limit of a whole server can be '
                     "adaptive; give a number of calls"
-                )
-            settings = limit.model_fields_set - {"max_concurrent", "rate"}
-            if settings and limit != self.limit:
-                raise ConfigurationError(
-                    f'methods["{pattern}"].limit: only the limit of a whole server can have '
-                    f"{', '.join(sorted(settings))}; give a number of calls, or a rate"
                 )
         return self
 

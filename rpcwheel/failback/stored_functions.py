@@ -67,7 +67,8 @@ class FunctionCodec:
             for parameter in self._signature.parameters.values()
             if parameter.annotation is not parameter.empty
         }
-        if next(iter(self._signature.parameters), "") in {"self", "cls"} - hints.keys():
+        first = next(iter(self._signature.parameters), "")
+        if first in {"self", "cls"} - hints.keys() or _is_bound(function):
             raise ConfigurationError(
                 f"{self.name} is a method, whose object cannot be stored in a journal: decorate a "
                 "function that makes or finds the object"
@@ -188,6 +189,14 @@ class FunctionCodec:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return checked_order_key(bound.arguments.get(chosen))
+
+
+def _is_bound(function: Callable[..., Any]) -> bool:
+    """Whether a function, or one that it wraps, is a method of an object or a class."""
+    if inspect.ismethod(inspect.unwrap(function, stop=inspect.ismethod)):
+        return True
+    owner = getattr(function, "__self__", None)  # of a function that is written in C: its module
+    return owner is not None and not inspect.ismodule(owner)
 
 
 def _with_lists(value: Any) -> Any:

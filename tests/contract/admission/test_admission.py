@@ -2,15 +2,16 @@
 
 import asyncio
 import contextlib
+import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
 from fixtures.clients import WAYS, held, in_every_way, ways
-from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Hang
+from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import wait_until
-from fixtures.worlds import RETRY
+from fixtures.worlds import METHODS, RETRY
 from rpcwheel.admission import BreakerPolicy, ConcurrencyPolicy, ThrottlePolicy
 from rpcwheel.call import DefaultResponsePolicy, HedgingPolicy, MethodPolicy
 from rpcwheel.events import BreakerClosed, BreakerOpened, ThrottleBegan, ThrottleEnded
@@ -307,6 +308,82 @@ def test_a_call_waits_for_a_token_of_the_rate_limit(shop, client, timer):
 @pytest.fixture
 def kit(world, timer):
     return world.do(world.api.Kit, breaker=BREAKER, timer=timer)
+
+
+OPENINGS = {
+    "channel": lambda world, kit, target: world.keep(world.do(kit.channel, target)),
+    "intercept_channel": lambda world, kit, target: world.do(
+        kit.intercept_channel, world.channel(target)
+    ),
+    "client_interceptors": lambda world, kit, target: world.channel(
+        target, interceptors=world.do(kit.client_interceptors)
+    ),
+}
+"""The ways in which a kit applies its policies to a channel to a target."""
+
+
+def read_one(world, channel, kind, *, iterates):
+    """Read one message of a response stream, and leave the call without canceling it."""
+    begin = getattr(channel, kind)(METHODS[kind])
+    request = b"x" if kind == "unary_stream" else iter([b"x"])
+
+    def iterate():
+        for message in begin(request):
+            assert message == b"x"
+            break
+
+    def read():
+        assert next(begin(request)) == b"x"
+
+    async def iterate_on_loop():
+        async for message in begin(request):
+            assert message == b"x"
+            break
+
+    async def read_on_loop():
+        assert await begin(request).read() == b"x"
+
+    if world.name == "sync":
+        world.do(iterate if iterates else read)
+    else:
+        world.do(iterate_on_loop if iterates else read_on_loop)
+
+
+def is_sent(world, ask):
+    try:
+        return world.do(ask, b"y") == b"y"
+    except grpc.RpcError:
+        return False
+
+
+@pytest.fixture
+def _no_collections():
+    """Python looks for no reference cycles by itself."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collections")
+@pytest.mark.parametrize("iterates", [True, False], ids=["iterates", "reads"])
+@pytest.mark.parametrize("kind", ["unary_stream", "stream_stream"])
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_a_stream_that_its_caller_leaves_gives_back_its_place(shop, world, opening, kind, iterates):
+    """At once, but for intercepted calls of `grpc.aio`: gRPC makes a reference cycle of each."""
+    policy = ConcurrencyPolicy(max_calls=1, per="target")
+    kit = world.do(world.api.Kit, concurrency=policy, retry=None)
+    channel = OPENINGS[opening](world, kit, shop.target)
+    shop.then(Silent(after=1))
+    read_one(world, channel, kind, iterates=iterates)
+    if world.name == "aio" and opening == "client_interceptors":
+        world.do(gc.collect)
+    ask = channel.unary_unary(UNARY_UNARY)
+    if world.name == "aio":
+        assert world.do(ask, b"y") == b"y"
+    else:
+        wait_until(lambda: is_sent(world, ask))  # threads of gRPC free the call
+    assert shop.calls[0].ended.wait(30)
+    world.do(kit.close)
 
 
 def test_breakers_of_a_kit_are_set_by_hand(shop, world, kit):

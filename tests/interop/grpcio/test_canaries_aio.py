@@ -6,13 +6,16 @@ docs/grpcio.md too.
 """
 
 import asyncio
+import gc
 import time
+import weakref
 
 import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang
+from fixtures.grpcio import since
+from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import WAIT_S
 
 aio = grpc.aio
@@ -217,6 +220,32 @@ async def test_a_write_to_a_call_that_is_canceled_before_its_metadata_is_sent_ha
         assert not writing.done()
         writing.cancel()
         await asyncio.wait([writing])
+
+
+@since(1, 83, reason="a response stream that its caller drops is canceled")
+async def test_a_response_stream_that_its_caller_drops_is_kept_and_not_canceled(shop):
+    """The calls of _grpc/aio_relay.py are canceled; call/aio_call.py uses them for limits."""
+    async with channel_to(shop) as channel:
+        shop.then(Silent(after=1))
+        call = channel.unary_stream(UNARY_STREAM)(b"x")
+        assert await call.read() == b"x"
+        dropped = weakref.ref(call)
+        del call
+        gc.collect()
+        assert not dropped().done()
+
+
+async def test_an_intercepted_response_stream_is_in_a_reference_cycle_when_it_was_read(shop):
+    """If this fails, docs/policies.md need not ask for `cancel()` with client_interceptors."""
+
+    class UnaryStream(aio.UnaryStreamClientInterceptor):
+        async def intercept_unary_stream(self, continuation, details, request):
+            return await continuation(details, request)
+
+    async with channel_to(shop, UnaryStream()) as channel:
+        call = channel.unary_stream(UNARY_STREAM)(b"x")
+        assert await call.read() == b"x"
+        assert call._response_aiter.ag_frame.f_locals["self"] is call
 
 
 async def test_a_call_has_a_core_call_and_an_intercepted_call_a_task(shop):

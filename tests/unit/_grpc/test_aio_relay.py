@@ -130,6 +130,18 @@ class StreamedAttempt(RunningAttempt):
         yield  # makes it a generator
 
 
+class SilentAttempt(RunningAttempt):
+    """An attempt that sends the messages that are put into a queue; None is the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.messages = asyncio.Queue()
+
+    async def __aiter__(self):
+        while (message := await self.messages.get()) is not None:
+            yield message
+
+
 class UnreportedAttempt(RunningAttempt):
     """An attempt whose `await` ends before its done-callbacks are called."""
 
@@ -258,6 +270,54 @@ async def test_a_response_that_arrives_after_end_is_dropped(relay):
     relay.end(failure())
     with pytest.raises(grpc.aio.AioRpcError, match="gone"):
         await task
+
+
+# Response streams
+
+
+async def test_a_second_task_that_iterates_a_call_is_refused_and_does_not_end_it():
+    relay = StreamStreamRelay()
+    relay.begin(attempt := SilentAttempt())
+    reading = asyncio.create_task(anext(aiter(relay)))
+    await asyncio.sleep(0)
+    with pytest.raises(RuntimeError, match="already running"):
+        await anext(aiter(relay))
+    await attempt.messages.put(b"a")
+    assert await reading == b"a"
+    await attempt.messages.put(b"b")
+    assert await anext(aiter(relay)) == b"b"
+
+
+async def test_an_iteration_that_was_left_can_be_continued_and_ends_once():
+    relay = StreamStreamRelay()
+    relay.begin(attempt := SilentAttempt())
+    for message in (b"a", b"b"):
+        await attempt.messages.put(message)
+        async for each in relay:
+            assert each == message
+            break
+    await attempt.messages.put(None)
+    assert [each async for each in relay] == []
+    assert [each async for each in relay] == []
+
+
+@pytest.mark.parametrize("in_cycle", [False, True])
+async def test_a_stream_that_is_dropped_is_canceled_and_reported(in_cycle):
+    """Python clears weak references before it frees a reference cycle."""
+    relay, codes = StreamStreamRelay(), []
+    relay.add_done_callback(lambda call: codes.append(call.final))
+    relay.begin(attempt := SilentAttempt())
+    if in_cycle:
+        relay.cycle = relay
+    gc.disable()
+    try:
+        del relay
+        assert attempt.cancelled() is not in_cycle
+    finally:
+        gc.enable()
+    gc.collect()
+    assert attempt.cancelled()
+    assert [await end.code() for end in codes] == [grpc.StatusCode.CANCELLED]
 
 
 # Request streams
