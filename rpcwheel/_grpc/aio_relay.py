@@ -586,20 +586,35 @@ class ReadRelay(Relay):
     _uses_read = False  # the caller has called `read`
     _is_reading = False  # a task waits for the next message of an iterator
     _at_end = False  # the caller has reached the end, or got the failure
+    _loop: asyncio.AbstractEventLoop | None = None  # of the running attempt
+
+    def begin(self, call: Any, *, is_new: bool = False) -> None:
+        """Forward to an attempt from now on; arguments as of `Relay.begin`."""
+        self._loop = asyncio.get_running_loop()
+        super().begin(call, is_new=is_new)
 
     def __del__(self) -> None:
         if self._attempt is None:
             return
-        with contextlib.suppress(RuntimeError):  # its loop is closed
+        with contextlib.suppress(Exception):  # its loop is closed, or of another library
             self._attempt.cancel()  # reports its end, if this is not a cyclic garbage collection
-        with contextlib.suppress(RuntimeError):
-            self.finish(finished_call(self.kind, CANCELLED, CANCELLED_HERE))
+        with contextlib.suppress(RuntimeError):  # no loop runs
+            if asyncio.get_running_loop() is self._loop:
+                self.finish(finished_call(self.kind, CANCELLED, CANCELLED_HERE))
+                return
+        self._release()  # a collection on another thread, on which no callback of users may run
 
     def __aiter__(self) -> AsyncIterator[Any]:
         if self._uses_read:
             raise grpc.aio.UsageError(MIXED)
         self._is_iterated = True
         return _Messages(self)
+
+    def end_iteration(self) -> None:
+        """Give the caller no more messages."""
+        if self._is_reading:
+            raise RuntimeError(ALREADY_READING)
+        self._at_end = True
 
     async def read(self) -> Any:
         if self._at_end:
@@ -645,6 +660,7 @@ class ReadRelay(Relay):
                     message = await self._receive(call)
                 except Exception as error:  # noqa: BLE001 - raised if nothing follows
                     await self._read_failed(call, error)
+                    error.__traceback__ = None  # it has the frames of this call
                     continue
                 if call is self._source or call is self._attempt:
                     self._at_end = message is grpc.aio.EOF
@@ -707,6 +723,10 @@ class _Messages:
 
     def __anext__(self) -> Coroutine[Any, Any, Any]:
         return self._call.read_iterated()
+
+    async def aclose(self) -> None:
+        """End the iteration, for `contextlib.aclosing`. Does not cancel the call, as in gRPC."""
+        self._call.end_iteration()
 
 
 class WrittenRelay(Relay):

@@ -131,7 +131,8 @@ class CallFactory:
         stalls = kind.streams_responses and config.has_message_timeout
         hedged = config.hedging is not None and kind is Kind.UNARY_UNARY
         # A stream that its caller drops must free its place; gRPC does not end its own calls then.
-        is_limited = kind.streams_responses and config.admission is not None
+        limits = config.admission is not None and config.admission.concurrency is not None
+        is_limited = kind.streams_responses and limits
         self.is_native = not (
             config.handles_failures or hedged or stalls or is_limited or config.slow_ns != NEVER
         )
@@ -642,6 +643,12 @@ class _TimerWait:
         if self._check is not None:
             self._check.cancel()
             self._check = None
+        # No cycle: a stream that its caller drops is freed at once.
+        self._go_on = self._stopped = self._left_s = _nothing
+
+
+def _nothing() -> None:
+    """Do nothing, as nothing follows a wait that has ended."""
 
 
 _CALLS: Final = classes_by_kind(RetryingCall, RELAYS)

@@ -192,11 +192,9 @@ class FunctionCodec:
 
 
 def _is_bound(function: Callable[..., Any]) -> bool:
-    """Whether a function, or one that it wraps, is a method of an object or a class."""
-    if inspect.ismethod(inspect.unwrap(function, stop=inspect.ismethod)):
-        return True
+    """Whether a function is a method of an object that is neither a class nor a module."""
     owner = getattr(function, "__self__", None)  # of a function that is written in C: its module
-    return owner is not None and not inspect.ismodule(owner)
+    return not (owner is None or inspect.isclass(owner) or inspect.ismodule(owner))
 
 
 def _with_lists(value: Any) -> Any:

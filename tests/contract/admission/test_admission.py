@@ -11,9 +11,9 @@ import pytest
 from fixtures.clients import WAYS, held, in_every_way, ways
 from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import wait_until
-from fixtures.worlds import METHODS, RETRY
+from fixtures.worlds import METHODS, RETRY, only_aio
 from rpcwheel.admission import BreakerPolicy, ConcurrencyPolicy, ThrottlePolicy
-from rpcwheel.call import DefaultResponsePolicy, HedgingPolicy, MethodPolicy
+from rpcwheel.call import DefaultResponsePolicy, HedgingPolicy, MethodPolicy, RetryPolicy
 from rpcwheel.events import BreakerClosed, BreakerOpened, ThrottleBegan, ThrottleEnded
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.limit import RatePolicy
@@ -362,6 +362,21 @@ def _no_collections():
     gc.disable()
     yield
     gc.enable()
+
+
+@only_aio
+@pytest.mark.usefixtures("_no_collections")
+@pytest.mark.parametrize("kind", ["unary_stream", "stream_stream"])
+def test_a_retried_stream_that_its_caller_leaves_gives_back_its_place(shop, world, kind):
+    policy = ConcurrencyPolicy(max_calls=1, per="target")
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.001)
+    kit = world.do(world.api.Kit, concurrency=policy, retry=retry, idempotent=True)
+    channel = OPENINGS["channel"](world, kit, shop.target)
+    shop.then("UNAVAILABLE", Silent(after=1))
+    read_one(world, channel, kind, iterates=True)
+    assert world.do(channel.unary_unary(UNARY_UNARY), b"y") == b"y"
+    assert shop.calls[1].ended.wait(30)
+    world.do(kit.close)
 
 
 @pytest.mark.usefixtures("_no_collections")

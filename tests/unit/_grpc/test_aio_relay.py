@@ -6,6 +6,7 @@ With calls of gRPC in use: `contract/interceptors/test_as_grpc.py` and its neigh
 import asyncio
 import gc
 import weakref
+from contextlib import aclosing
 
 import grpc
 import pytest
@@ -299,6 +300,37 @@ async def test_an_iteration_that_was_left_can_be_continued_and_ends_once():
     await attempt.messages.put(None)
     assert [each async for each in relay] == []
     assert [each async for each in relay] == []
+
+
+async def test_an_iterator_that_is_closed_has_no_more_messages():
+    relay = StreamStreamRelay()
+    relay.begin(attempt := SilentAttempt())
+    await attempt.messages.put(b"a")
+    async with aclosing(aiter(relay)) as messages:
+        assert await anext(messages) == b"a"
+        reading = asyncio.create_task(anext(messages))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="already running"):
+            await messages.aclose()
+        await attempt.messages.put(b"b")
+        assert await reading == b"b"
+    assert await anext(messages, None) is None
+    assert not relay.done()
+
+
+async def test_a_stream_that_is_collected_on_another_thread_runs_no_callbacks_there():
+    relay, ended = StreamStreamRelay(), []
+    relay.add_done_callback(ended.append)
+    relay.begin(attempt := SilentAttempt())
+    relay.cycle = relay
+    gc.disable()
+    try:
+        del relay
+        await asyncio.to_thread(gc.collect)
+    finally:
+        gc.enable()
+    assert attempt.cancelled()
+    assert ended == []
 
 
 @pytest.mark.parametrize("in_cycle", [False, True])
