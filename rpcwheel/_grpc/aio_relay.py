@@ -57,8 +57,8 @@ STATUS_CHECK_DELAYS_S: Final = tuple(0.001 * 2**check for check in range(9))
 
 MIXED: Final = "The iterator and read/write APIs may not be mixed on a single RPC."
 
-ALREADY_READING: Final = "anext(): asynchronous generator is already running"
-"""The text of the error of gRPC's iterator, a generator, if two tasks read from it."""
+ALREADY_READING: Final = "asynchronous generator is already running"
+"""The text of the error of gRPC's iterator, a generator, if two tasks use it."""
 
 
 # --- Functions on calls of grpc.aio ---
@@ -611,9 +611,13 @@ class ReadRelay(Relay):
         return _Messages(self)
 
     def end_iteration(self) -> None:
-        """Give the caller no more messages."""
+        """Give an iterator no more messages.
+
+        Raises:
+            RuntimeError: Another task waits for a message.
+        """
         if self._is_reading:
-            raise RuntimeError(ALREADY_READING)
+            raise RuntimeError(f"aclose(): {ALREADY_READING}")
         self._at_end = True
 
     async def read(self) -> Any:
@@ -638,7 +642,7 @@ class ReadRelay(Relay):
         if self._at_end:
             raise StopAsyncIteration
         if self._is_reading:
-            raise RuntimeError(ALREADY_READING)
+            raise RuntimeError(f"anext(): {ALREADY_READING}")
         self._is_reading = True
         try:
             message = await self._next()

@@ -131,8 +131,8 @@ class CallFactory:
         stalls = kind.streams_responses and config.has_message_timeout
         hedged = config.hedging is not None and kind is Kind.UNARY_UNARY
         # A stream that its caller drops must free its place; gRPC does not end its own calls then.
-        limits = config.admission is not None and config.admission.concurrency is not None
-        is_limited = kind.streams_responses and limits
+        admission = config.admission
+        is_limited = kind.streams_responses and bool(admission and admission.concurrency)
         self.is_native = not (
             config.handles_failures or hedged or stalls or is_limited or config.slow_ns != NEVER
         )

@@ -219,7 +219,7 @@ class Registry(RegistryBase, AsyncClosing):
 
     @property
     def registrations(self) -> tuple[Registration, ...]:
-        """The registrations, including those that are not withdrawn yet."""
+        """The registrations, also those that wait to be withdrawn."""
         return tuple(Registration(self, record) for record in self._session.records())
 
     async def register(

@@ -316,7 +316,7 @@ class Registry(RegistryBase, Closing):
 
     @property
     def registrations(self) -> tuple[Registration, ...]:
-        """The registrations, including those that are not withdrawn yet."""
+        """The registrations, also those that wait to be withdrawn."""
         return tuple(Registration(self, record) for record in self._session.records())
 
     def register(self, instance: ServiceInstance, *, wait: Duration | None = None) -> Registration:

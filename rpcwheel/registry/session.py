@@ -181,7 +181,7 @@ class RegistrySession:
             self._backend.refresh(service)
 
     def records(self) -> tuple[RegistrationRecord, ...]:
-        """Return the registrations, including those that are not withdrawn yet."""
+        """Return the registrations, also those that wait to be withdrawn."""
         with self._lock:
             return self._reconciler.records()
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from fixtures.clients import WAYS, held, in_every_way, ways
 from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import wait_until
+from fixtures.ways import open_in_kit, open_intercepted
 from fixtures.worlds import METHODS, RETRY, only_aio
 from rpcwheel.admission import BreakerPolicy, ConcurrencyPolicy, ThrottlePolicy
 from rpcwheel.call import DefaultResponsePolicy, HedgingPolicy, MethodPolicy, RetryPolicy
@@ -310,18 +312,6 @@ def kit(world, timer):
     return world.do(world.api.Kit, breaker=BREAKER, timer=timer)
 
 
-OPENINGS = {
-    "channel": lambda world, kit, target: world.keep(world.do(kit.channel, target)),
-    "intercept_channel": lambda world, kit, target: world.do(
-        kit.intercept_channel, world.channel(target)
-    ),
-    "client_interceptors": lambda world, kit, target: world.channel(
-        target, interceptors=world.do(kit.client_interceptors)
-    ),
-}
-"""The ways in which a kit applies its policies to a channel to a target."""
-
-
 def read_one(world, channel, kind, *, iterates):
     """Read one message of a response stream, and leave the call without canceling it."""
     begin = getattr(channel, kind)(METHODS[kind])
@@ -371,7 +361,7 @@ def test_a_retried_stream_that_its_caller_leaves_gives_back_its_place(shop, worl
     policy = ConcurrencyPolicy(max_calls=1, per="target")
     retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.001)
     kit = world.do(world.api.Kit, concurrency=policy, retry=retry, idempotent=True)
-    channel = OPENINGS["channel"](world, kit, shop.target)
+    channel = world.keep(world.do(kit.channel, shop.target))
     shop.then("UNAVAILABLE", Silent(after=1))
     read_one(world, channel, kind, iterates=True)
     assert world.do(channel.unary_unary(UNARY_UNARY), b"y") == b"y"
@@ -382,15 +372,18 @@ def test_a_retried_stream_that_its_caller_leaves_gives_back_its_place(shop, worl
 @pytest.mark.usefixtures("_no_collections")
 @pytest.mark.parametrize("iterates", [True, False], ids=["iterates", "reads"])
 @pytest.mark.parametrize("kind", ["unary_stream", "stream_stream"])
-@pytest.mark.parametrize("opening", OPENINGS)
-def test_a_stream_that_its_caller_leaves_gives_back_its_place(shop, world, opening, kind, iterates):
+@pytest.mark.parametrize("front", [None, open_in_kit, open_intercepted])
+def test_a_stream_that_its_caller_leaves_gives_back_its_place(shop, world, front, kind, iterates):
     """At once, but for intercepted calls of `grpc.aio`: gRPC makes a reference cycle of each."""
     policy = ConcurrencyPolicy(max_calls=1, per="target")
     kit = world.do(world.api.Kit, concurrency=policy, retry=None)
-    channel = OPENINGS[opening](world, kit, shop.target)
+    if front is None:
+        channel = world.keep(world.do(kit.channel, shop.target))
+    else:
+        _, channel = front(world, partial(world.channel, shop.target), kit)
     shop.then(Silent(after=1))
     read_one(world, channel, kind, iterates=iterates)
-    if world.name == "aio" and opening == "client_interceptors":
+    if world.name == "aio" and front is open_intercepted:
         world.do(gc.collect)
     ask = channel.unary_unary(UNARY_UNARY)
     if world.name == "aio":

@@ -1,4 +1,4 @@
-"""Protobuf's wire format, beside the messages that protobuf itself makes."""
+"""Protobuf's wire format: each type of a field, and what is refused."""
 
 import struct
 

@@ -54,6 +54,15 @@ class Line:
     count: int = 1
 
 
+class Shop:
+    def push(self, order: str) -> str:
+        return order
+
+    @classmethod
+    def pull(cls, order: str) -> str:
+        return order
+
+
 def call_of(method="push"):
     return StoredCall(1, "q", "", method, "key", b"", 0, 0, 9, 1, "", None, CallState.TAKEN)
 
@@ -63,6 +72,11 @@ def made(function, *args, **kwargs):
     codec = FunctionCodec(function, "push")
     function, read_args, read_kwargs = codec.make(call_of(), codec.encode(args, kwargs))
     return function(*read_args, **read_kwargs)
+
+
+def test_a_class_method_and_a_function_that_wraps_a_method_can_be_stored():
+    wrapper = functools.wraps(Shop().push)(lambda order: Shop().push(order))
+    assert made(Shop.pull, "order") == made(wrapper, "order") == "order"
 
 
 def identity_of(kind):
