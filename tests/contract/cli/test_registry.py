@@ -231,9 +231,10 @@ def test_a_registry_that_can_not_be_reached_ends_with_1_and_the_reason(words, ca
         closed.bind(("127.0.0.1", 0))
         place = f"etcd://user:secret@127.0.0.1:{closed.getsockname()[1]}"
         job, *more = words
-        assert main(["registry", job, place, *more, "--timeout", "0.3"]) == 1
+        assert main(["registry", job, place, *more, "--timeout", str(WAIT_S)]) == 1
     captured = capsys.readouterr()
     assert captured.err.startswith("rpcwheel registry: etcd://user:***@127.0.0.1")
+    assert "failed to connect" in captured.err
     assert "secret" not in captured.err
     assert captured.out == ""
 
