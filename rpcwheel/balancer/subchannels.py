@@ -493,14 +493,19 @@ class SubchannelPool(Generic[S]):
         return removed
 
     def _new_subchannel(self, instance: ServiceInstance) -> S:
-        started_ns = -NEVER
-        if instance.started_at:  # not in the future, whatever its own clock says
-            started_ns = self.now_ns() - max(0, to_ns(time.time() - instance.started_at))
-        subchannel: S = self.subchannel_class(self, instance, started_ns)
+        subchannel: S = self.subchannel_class(self, instance, self._started_ns(instance))
         self._set_instance(subchannel, instance)
         return subchannel
 
+    def _started_ns(self, instance: ServiceInstance) -> int:
+        if not instance.started_at:
+            return -NEVER
+        # not in the future, whatever its own clock says
+        return self.now_ns() - max(0, to_ns(time.time() - instance.started_at))
+
     def _set_instance(self, subchannel: S, instance: ServiceInstance) -> None:
+        if subchannel.instance.started_at != instance.started_at:  # its server was started again
+            subchannel.started_ns = self._started_ns(instance)
         subchannel.instance = instance
         subchannel.conventions = conventions_of(instance, self.router.client)
 
