@@ -81,7 +81,7 @@ class Checks(Protocol[S_contra]):
     def forget(self, subchannel: S_contra) -> None:
         """Cancel the check of a subchannel."""
 
-    def is_probing_failures(self, now_s: float) -> bool:
+    def is_probing_failures(self, subchannels: Sequence[S_contra], now_s: float) -> bool:
         """Whether probes find out now why servers can't be reached; starts them if it is time."""
 
     def close(self) -> None:
@@ -659,7 +659,8 @@ class SubchannelPool(Generic[S]):
                 subchannels, wait_for_ready=pending.wait_for_ready, empty_reason=reason
             )
         if refusal is not None and refusal.unreachable:
-            if self.checker.is_probing_failures(now_s) and pending.timeout_left_s(now_s) != 0:
+            has_time = pending.timeout_left_s(now_s) != 0
+            if self.checker.is_probing_failures(subchannels, now_s) and has_time:
                 return None
             # Probes may have ended since: the refusal must have their results.
             refusal = self.rules.refusal(subchannels)
