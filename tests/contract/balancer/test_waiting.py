@@ -13,7 +13,7 @@ from fixtures.balanced_channels import First, connect, counts, instance, wait_un
 from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import all_at_once, hanging_call, ways_to_call
-from fixtures.worlds import KINDS, each_kind
+from fixtures.worlds import KINDS, Stop, each_kind
 from rpcwheel.balancer import RingHash
 from rpcwheel.events import CallbackFailed
 
@@ -161,10 +161,6 @@ def test_many_calls_that_wait_go_to_the_owners_of_their_keys(world, shops, open_
     users = [{seen.metadata["user"] for seen in shop.calls} for shop in shops]
     assert sum(map(len, users)) == 50
     assert [one.calls for one in channel.subchannels] == [0, 0, 0]
-
-
-class Stop(BaseException):
-    """As `SystemExit`, which would end the event loop of the test."""
 
 
 def test_calls_wait_on_after_user_code_raised_what_is_no_exception(

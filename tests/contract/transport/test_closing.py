@@ -9,7 +9,7 @@ import pytest
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import hanging_call, ways_to_call
-from fixtures.worlds import KINDS
+from fixtures.worlds import KINDS, Stop
 
 CLOSED = "closed|drained"
 
@@ -35,9 +35,6 @@ def test_close_cancels_the_calls_on_all_connections(world, shop, reconnecting, t
 
 
 def test_the_channel_is_closed_although_a_close_callback_ends_the_thread(world, shop, reconnecting):
-    class Stop(BaseException):
-        """As `SystemExit`, which would end the event loop of the test."""
-
     def callback():
         raise Stop
 
