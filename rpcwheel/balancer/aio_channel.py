@@ -115,7 +115,7 @@ class _LoopJobs:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a finalizer may submit
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._jobs: list[Job] = []
+        self._jobs: dict[Job, None] = {}  # each once
 
     def enter(self) -> asyncio.AbstractEventLoop:
         """Return the running loop and use it from now on.
@@ -127,7 +127,7 @@ class _LoopJobs:
         if loop is not self._loop:
             with self._lock:
                 self._loop = loop
-                jobs, self._jobs = self._jobs, []
+                jobs, self._jobs = self._jobs, {}
             for job in jobs:
                 job()
         return loop
@@ -138,7 +138,7 @@ class _LoopJobs:
         with self._lock:
             loop = self._loop
             if loop is None and here is None:
-                self._jobs.append(job)
+                self._jobs[job] = None
                 return
         if here is not None and (here is loop or loop is None or loop.is_closed()):
             self.enter()
@@ -157,7 +157,10 @@ class _Connections(Connections[Subchannel]):
         self._pool.jobs.run_soon(partial(self.connect_now, tuple(subchannels)))
 
     def drain(self, subchannels: Iterable[Subchannel]) -> None:
-        self._pool.jobs.run_soon(partial(self.drain_now, tuple(subchannels)))
+        notifies = any(on_removed is not None for _, on_removed in self._listeners)
+        drained = tuple(each for each in subchannels if notifies or each.connection is not None)
+        if drained:  # before there is a loop, a job keeps its subchannels
+            self._pool.jobs.run_soon(partial(self.drain_now, drained))
 
     def new_connection(self, instance: ServiceInstance) -> ReconnectingChannel:
         with contextlib.suppress(RuntimeError):  # grpc.aio makes channels before a loop runs
@@ -314,13 +317,15 @@ class _WaitingCalls:
     def _poll(self) -> None:
         """Read the states and let waiting calls pick again."""
         self._handle = None
-        if not self._pool.closed:
-            self._pool.refresh()
-        for reference in tuple(self.calls):
-            self._begin(reference)
-        if self.calls and self._handle is None:
-            self._poll_soon(self._poll_s)
-            self._poll_s = min(1.5 * self._poll_s, MAX_POLL_S)
+        try:
+            if not self._pool.closed:
+                self._pool.refresh()
+            for reference in tuple(self.calls):
+                self._begin(reference)
+        finally:  # also after `SystemExit` of the user's code
+            if self.calls and self._handle is None:
+                self._poll_soon(self._poll_s)
+                self._poll_s = min(1.5 * self._poll_s, MAX_POLL_S)
 
     def _begin(self, reference: weakref.ref[_BalancedCall]) -> None:
         call = reference()

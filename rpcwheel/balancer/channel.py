@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -133,8 +134,9 @@ class _Pool(SubchannelPool[Subchannel]):
         try:
             self.close_callbacks.run()
         finally:  # whatever a callback raises, be it `SystemExit`
-            for connection in connections:
-                connection.close()
+            with ExitStack() as closing:  # all, although `close` of the user's channel may raise
+                for connection in connections:
+                    closing.callback(connection.close)
 
 
 class _BlockedCall(threading.Event):

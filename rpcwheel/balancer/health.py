@@ -43,7 +43,7 @@ from .policy import DEFAULT_HEALTH_CHECK_BACKOFF
 from .subchannel import FAILING, READY, RecentErrors, S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
@@ -339,11 +339,15 @@ class HealthChecker(Generic[S]):
 
     # --- Why servers can't be reached ---
 
-    def is_probing_failures(self, now_s: float) -> bool:
+    def is_probing_failures(self, subchannels: Sequence[S], now_s: float) -> bool:
         """Whether probes find out now why servers can't be reached; starts them if it is time.
 
         The state of gRPC has no reason. The user's request must not be sent for that. False if they
         take longer than `EXPLAIN_AGAIN_S`: code of the user may block the thread that ends them.
+
+        Args:
+            subchannels: Those of a call; the first ones are probed.
+            now_s: The time now, on the monotonic clock.
         """
         pool = self._pool
         with pool.lock:
@@ -352,7 +356,7 @@ class HealthChecker(Generic[S]):
                 return self._explaining > 0 and is_recent
             failing = [
                 subchannel
-                for subchannel in pool.subchannels[:MAX_EXPLAINED]
+                for subchannel in subchannels[:MAX_EXPLAINED]
                 if subchannel.connection is not None and subchannel.state is FAILING
             ]
             self._explaining = len(failing)

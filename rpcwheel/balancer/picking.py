@@ -254,4 +254,4 @@ def _usable(levels: _Levels[S]) -> list[S]:
 
 
 def _raise(error: Exception, *_: object) -> Any:
-    raise error
+    raise error.with_traceback(None)  # else the frames of each call that gets it are added

@@ -81,7 +81,7 @@ class Checks(Protocol[S_contra]):
     def forget(self, subchannel: S_contra) -> None:
         """Cancel the check of a subchannel."""
 
-    def is_probing_failures(self, now_s: float) -> bool:
+    def is_probing_failures(self, subchannels: Sequence[S_contra], now_s: float) -> bool:
         """Whether probes find out now why servers can't be reached; starts them if it is time."""
 
     def close(self) -> None:
@@ -493,14 +493,19 @@ class SubchannelPool(Generic[S]):
         return removed
 
     def _new_subchannel(self, instance: ServiceInstance) -> S:
-        started_ns = -NEVER
-        if instance.started_at:  # not in the future, whatever its own clock says
-            started_ns = self.now_ns() - max(0, to_ns(time.time() - instance.started_at))
-        subchannel: S = self.subchannel_class(self, instance, started_ns)
+        subchannel: S = self.subchannel_class(self, instance, self._started_ns(instance))
         self._set_instance(subchannel, instance)
         return subchannel
 
+    def _started_ns(self, instance: ServiceInstance) -> int:
+        if not instance.started_at:
+            return -NEVER
+        # not in the future, whatever its own clock says
+        return self.now_ns() - max(0, to_ns(time.time() - instance.started_at))
+
     def _set_instance(self, subchannel: S, instance: ServiceInstance) -> None:
+        if subchannel.instance.started_at != instance.started_at:  # its server was started again
+            subchannel.started_ns = self._started_ns(instance)
         subchannel.instance = instance
         subchannel.conventions = conventions_of(instance, self.router.client)
 
@@ -654,7 +659,8 @@ class SubchannelPool(Generic[S]):
                 subchannels, wait_for_ready=pending.wait_for_ready, empty_reason=reason
             )
         if refusal is not None and refusal.unreachable:
-            if self.checker.is_probing_failures(now_s) and pending.timeout_left_s(now_s) != 0:
+            has_time = pending.timeout_left_s(now_s) != 0
+            if self.checker.is_probing_failures(subchannels, now_s) and has_time:
                 return None
             # Probes may have ended since: the refusal must have their results.
             refusal = self.rules.refusal(subchannels)

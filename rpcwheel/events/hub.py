@@ -4,6 +4,7 @@ Sinks are added and removed under a lock. `emit` reads the tuple of sinks withou
 costs one call per sink.
 """
 
+import contextlib
 import logging
 import os
 import threading
@@ -31,11 +32,18 @@ class SinkList:
         self._lock = threading.RLock()  # a finalizer may emit at any time
 
     def emit(self, event: Event) -> None:
-        """Call every sink with `event`. Thread-safe. Exceptions of sinks are logged, not raised."""
+        """Call every sink with `event`. Thread-safe. Exceptions of sinks are logged, not raised.
+
+        On the main thread, `SystemExit` and `KeyboardInterrupt` are raised: they may come from a
+        signal handler. On other threads they would end a timer or a worker.
+        """
         for sink in self._sinks:
             try:
                 sink(event)
-            except Exception:  # noqa: BLE001 - a user's sink
+            except BaseException as error:
+                is_main = threading.current_thread() is threading.main_thread()
+                if is_main and not isinstance(error, Exception):
+                    raise
                 self._report(sink)
 
     def add_sink(self, sink: Sink) -> None:
@@ -65,10 +73,11 @@ class SinkList:
             if sink in self._broken:
                 return
             self._broken = (*self._broken, sink)
-        _LOG.exception(
-            "the event sink %r raised; it is still called, but later exceptions are not logged",
-            sink,
-        )
+        with contextlib.suppress(Exception):  # of a filter or handler of the user's
+            _LOG.exception(
+                "the event sink %r raised; it is still called, but later exceptions are not logged",
+                sink,
+            )
 
 
 _SINKS: Final = SinkList()

@@ -57,7 +57,8 @@ class WatchedChannel:
     @property
     def calls(self) -> int:
         """Calls of the user in flight; 0 if not known."""
-        return int(getattr(self.get(), "calls", 0))
+        calls: object = getattr(self.get(), "calls", 0)
+        return calls if isinstance(calls, int) else 0  # of a channel that the user wrote
 
     @property
     def spans(self) -> dict[object, Any]:

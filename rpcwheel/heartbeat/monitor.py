@@ -341,10 +341,11 @@ class HeartbeatBase(ABC):
             self._clear()
             return at_ns <= now_ns
         delay = to_seconds(at_ns - now_ns)
-        if self._timeout is not None and self._timeout.reschedule(delay):
-            return False
         timer: Any = self._timer
-        try:  # a full timer still has the place of the timeout that has just expired
+        try:
+            if self._timeout is not None and self._timeout.reschedule(delay):
+                return False
+            # A full timer still has the place of the timeout that has just expired.
             submit = getattr(timer, "resubmit", timer.new_timeout)
             self._timeout = submit(self._expired, delay)
         except Exception as error:  # noqa: BLE001 - stopped, full, no thread: reported as an event

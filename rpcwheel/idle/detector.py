@@ -290,7 +290,7 @@ class DetectorBase:
                 self._timeout = timer.new_timeout(task, delay_s)
             except TimerStopped:
                 self._report_stopped_timer()
-            except TimerError as error:
+            except (TimerError, RuntimeError) as error:  # full, or no thread can be started
                 self._report_limit("timer", f"{PAUSED}: {error}")
 
     def _submit_round(self) -> None:

@@ -144,6 +144,12 @@ class AsyncWheelTimer(TimerCore):
         self._serving = True
         try:
             self._run_due(BATCH)
+        finally:  # also after a task that has raised `CancelledError` or `SystemExit`
+            self._plan_wakeup()
+
+    def _plan_wakeup(self) -> None:
+        state = self._timer_state
+        try:
             wake_ns = NEVER if self._stopped else state.arm()
         finally:
             self._serving = False

@@ -204,10 +204,10 @@ class TimerCore(TimerBase):
         timeout._keep_task(timeout._task)  # an executor that is shut down keeps it forever
         try:
             executor.submit(self._run_on_executor, timeout)
-        except Exception as error:  # noqa: BLE001 - any executor
+        except BaseException as error:  # noqa: BLE001 - any executor; the thread continues
             self._refused += 1
             emit(ExecutorRejected(self.name, callable_name(timeout._task), error))
-            self._notify(timeout, "refused", error)
+            self._notify(timeout, "refused", error, catch=BaseException)
             timeout._release_task()
 
     def _run_on_executor(self, timeout: Timeout) -> None:
@@ -302,13 +302,26 @@ class TimerCore(TimerBase):
                 self._notify(timeout, "timer_stopped")
         return undelivered
 
-    def _notify(self, timeout: Timeout, method: str, *args: object) -> None:
-        """Call a method of the task, if its class has it. Its exceptions are reported."""
+    def _notify(
+        self,
+        timeout: Timeout,
+        method: str,
+        *args: object,
+        catch: type[BaseException] = Exception,
+    ) -> None:
+        """Call a method of the task, if its class has it. Its exceptions are reported.
+
+        Args:
+            timeout: The timeout of the task.
+            method: The name of the method.
+            *args: Its other arguments.
+            catch: Which exceptions are reported: `BaseException` on the timer's thread.
+        """
         function = getattr(type(timeout._task), method, None)
         if function is not None:
             try:
                 function(timeout._task, timeout, *args)
-            except Exception as error:  # noqa: BLE001 - the user's method
+            except catch as error:
                 self._report(timeout, error)
 
     def _forbid_inside_task(self, *, inside: bool) -> None:

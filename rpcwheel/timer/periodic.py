@@ -105,7 +105,11 @@ class _Resubmitting:
             if self._state != "armed" or timeout is not self._timeout:
                 return
             self._state = "running"
-        self._resubmit(self._delay_after_refusal(timeout, error))
+        delay_ns = None
+        try:
+            delay_ns = self._delay_after_refusal(timeout, error)
+        finally:  # also if the wait object raises
+            self._resubmit(delay_ns)
 
     async def _run_async(self, expired: Timeout, awaitable: Awaitable[object]) -> None:
         try:

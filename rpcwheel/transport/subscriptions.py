@@ -18,6 +18,7 @@ point.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 import weakref
 from functools import partial
@@ -88,16 +89,18 @@ class StateSubscribers:
             callback: Called first when the state is known.
             try_to_connect: Whether the channel connects if it is IDLE.
         """
-        with self._lock:
-            if self._closed:
-                return
-            subscriber = Subscriber(callback, connects=try_to_connect)
-            self._subscribers.append(subscriber)
-            try:
+        subscriber = Subscriber(callback, connects=try_to_connect)
+        try:
+            with self._lock:
+                if self._closed:
+                    return
+                self._subscribers.append(subscriber)
                 self._added(subscriber)
-            except BaseException:  # a channel of another type that does not support it
+        except BaseException:  # no thread, or a channel of another type that does not support it
+            with self._lock, contextlib.suppress(ValueError):  # removed by another thread
                 self._subscribers.remove(subscriber)
-                raise
+            self._removed()  # the others are still called
+            raise
 
     def remove(self, callback: Callback) -> None:
         """Remove one subscription of this callback; an unknown callback is not an error."""
@@ -148,12 +151,11 @@ class TransportSubscriptions(StateSubscribers):
 
     def _added(self, subscriber: Subscriber) -> None:
         self._try_to_connect |= subscriber.connects
+        if subscriber.connects:  # gRPC connects only by a subscription
+            self._unwatch()
         if self._watched is None:
             self._watch_active_or_raise()
             return  # gRPC reports the state soon
-        if subscriber.connects:  # gRPC connects only by a subscription
-            self._watched.channel.unsubscribe(self._on_watched_state)
-            self._watched.channel.subscribe(self._on_watched_state, try_to_connect=True)
         if self._state is not None:
             self._report(self._state, subscriber)
 
@@ -179,12 +181,9 @@ class TransportSubscriptions(StateSubscribers):
             active = self._transports.active
             should_watch = self._subscribers and not active.ended  # ended if the channel drains
             target = active if should_watch and _exit_guard.register(self, active) else None
-            watched = self._watched
-            if watched is target:
+            if self._watched is target:
                 return
-            if watched is not None:
-                self._watched = self._state = None
-                watched.channel.unsubscribe(self._on_watched_state)
+            self._unwatch()
             if target is not None:
                 on_state = weak_callback(self._on_state, target.number)
                 self._watched, self._on_watched_state = target, on_state
@@ -193,6 +192,12 @@ class TransportSubscriptions(StateSubscribers):
                 except BaseException:
                     self._watched = None
                     raise
+
+    def _unwatch(self) -> None:
+        """Unsubscribe from the watched transport, if there is one. Under the lock."""
+        watched, self._watched, self._state = self._watched, None, None
+        if watched is not None:
+            watched.channel.unsubscribe(self._on_watched_state)
 
     def _on_state(self, number: int, state: State) -> None:
         """The transport with this number has this state now. Called by gRPC's polling thread."""

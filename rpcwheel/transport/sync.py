@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
@@ -153,8 +154,9 @@ class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Chann
         finally:  # also if a callback raises SystemExit
             self._wait_until_made()
             wait_for_polling_end(*(transport.channel for transport in transports))
-            for transport in transports:
-                transport.channel.close()
+            with ExitStack() as closing:  # all, although `close` of the user's channel may raise
+                for transport in transports:
+                    closing.callback(transport.channel.close)
 
     # State
 

@@ -117,6 +117,27 @@ def test_close_ends_calls_subchannels_and_health_checks(world, shops, open_balan
     assert channel.subchannels == ()
 
 
+def test_close_closes_all_connections_although_one_raises(world, shops, open_balanced):
+    made = []
+
+    def make(one, options):
+        made.append(world.grpc.insecure_channel(one.target, options))
+        return made[-1]
+
+    def broken(*_):
+        raise OSError("the user's")
+
+    channel = open_balanced(*shops, connect=make)
+    connect(world, channel)
+    made[0].close, close = broken, made[0].close
+    with pytest.raises(OSError, match="the user's"):
+        world.do(channel.close)
+    world.do(close)
+    for one in made:
+        with pytest.raises(world.closed_error):
+            world.call(one)
+
+
 def test_a_channel_that_is_dropped_unclosed_leaves_nothing(world, shops, timer):
     instances = [instance(shop) for shop in shops]
     given = {"timer": timer, "options": IMPATIENT}

@@ -1,6 +1,8 @@
 """What only a balanced channel of `grpc.aio` has: awaited states, its loop, and `close(grace)`."""
 
 import asyncio
+import gc
+import weakref
 
 import grpc
 import pytest
@@ -19,7 +21,7 @@ from fixtures.aio_channels import (
 from fixtures.balanced_channels import counts, instance, subchannel_of
 from fixtures.event_loops import uvloop
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.waiting import WAIT_S, aio_wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.balancer.aio import BalancedChannel
 
@@ -101,6 +103,15 @@ def test_it_may_be_made_and_updated_before_there_is_a_loop(shops, timer):
 
     assert asyncio.run(call()) == [b"x", b"x"]
     assert (counts(shops), timer.pending) == ([1, 1, 0], 0)
+
+
+def test_before_there_is_a_loop_updates_leave_nothing(timer):
+    channel, removed = BalancedChannel("test.Shop", timer=timer), []
+    for port in range(1, 20):
+        channel.update([instance(port)])
+        removed.append(weakref.ref(channel.subchannels[0]))
+    assert wait_until(lambda: (gc.collect(), not any(one() for one in removed[:-1]))[1])
+    assert len(channel._pool.jobs._jobs) == 1  # one update of the calls that wait
 
 
 def test_calls_wait_on_another_loop_after_one_that_ended_while_a_call_waited(shops, timer):

@@ -13,8 +13,9 @@ from fixtures.balanced_channels import First, connect, counts, instance, wait_un
 from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import all_at_once, hanging_call, ways_to_call
-from fixtures.worlds import KINDS, each_kind
+from fixtures.worlds import KINDS, Stop, each_kind
 from rpcwheel.balancer import RingHash
+from rpcwheel.events import CallbackFailed
 
 FAILING = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
@@ -160,6 +161,26 @@ def test_many_calls_that_wait_go_to_the_owners_of_their_keys(world, shops, open_
     users = [{seen.metadata["user"] for seen in shop.calls} for shop in shops]
     assert sum(map(len, users)) == 50
     assert [one.calls for one in channel.subchannels] == [0, 0, 0]
+
+
+def test_calls_wait_on_after_user_code_raised_what_is_no_exception(
+    world, shops, open_balanced, events, set_limit
+):
+    set_limit("balancer.subchannels.RECONNECT_NS", 1)
+    if world.name == "aio":
+        world.loop.set_exception_handler(lambda *_: None)  # gets the exception
+    errors = [Stop()]
+
+    def connect(one, options):
+        if errors:
+            raise errors.pop()
+        return world.grpc.insecure_channel(one.target, options)
+
+    channel = open_balanced(connect=connect, policy=NO_LIMIT)
+    call = world.call(channel, wait_for_ready=True)
+    world.do(channel.update, [instance(shops[0])])
+    assert call.result() == b"x"
+    assert isinstance(events[0], CallbackFailed)
 
 
 # What a call keeps while it waits

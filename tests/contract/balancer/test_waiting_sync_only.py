@@ -17,7 +17,6 @@ from fixtures.ways import hanging_call
 from fixtures.worlds import only_sync
 from rpcwheel._concurrency import executor
 from rpcwheel.balancer import RingHash
-from rpcwheel.events import CallbackFailed, TaskFailed
 
 NO_LIMIT = {"pick_timeout": 3600}
 
@@ -106,23 +105,6 @@ def test_blocked_calls_need_no_worker(shops, open_balanced, monkeypatch, set_lim
 
     monkeypatch.setattr(executor._Thread, "start", start)
     assert block(open_balanced(shops[0])) == b"ab"
-
-
-def test_calls_wait_on_after_user_code_raised_system_exit(shops, open_balanced, events, set_limit):
-    set_limit("balancer.subchannels.RECONNECT_NS", 1)
-    errors = [SystemExit()]
-
-    def connect(one, options):
-        if errors:
-            raise errors.pop()
-        return grpc.insecure_channel(one.target, options)
-
-    channel = open_balanced(connect=connect)
-    call = begin(channel, "future", wait_for_ready=True)
-    channel.update([instance(shops[0])])
-    assert call.result(WAIT_S) == b"ab"
-    # A worker reports the end of its job, perhaps after the call.
-    wait_until(lambda: [type(event) for event in events] == [CallbackFailed, TaskFailed])
 
 
 @pytest.mark.parametrize("options", [{}, {"timeout": 0.05}])

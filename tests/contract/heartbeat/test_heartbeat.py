@@ -1,5 +1,6 @@
 """The heartbeat of one connection, in both worlds: real servers, manual time."""
 
+import asyncio
 import re
 import threading
 
@@ -20,6 +21,7 @@ from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
 from fixtures.worlds import only_aio, only_sync
 from rpcwheel import CallPolicy
+from rpcwheel.durations import NEVER
 from rpcwheel.errors import TimerStopped, TooManyTimeouts
 from rpcwheel.events import (
     CallbackFailed,
@@ -30,7 +32,7 @@ from rpcwheel.events import (
     HeartbeatMissed,
 )
 from rpcwheel.heartbeat import HeartbeatState, MethodProbe
-from rpcwheel.timer import ManualTimer, WheelTimer
+from rpcwheel.timer import AsyncWheelTimer, ManualTimer, WheelTimer
 
 ALIVE, DEAD, UNUSED = HeartbeatState.ALIVE, HeartbeatState.DEAD, HeartbeatState.UNUSED
 CLOSED, SUSPECT, OFF = HeartbeatState.CLOSED, HeartbeatState.SUSPECT, HeartbeatState.OFF
@@ -447,6 +449,26 @@ def test_a_timer_that_stops_ends_its_heartbeats_with_an_event(
     assert event.task == f"heartbeat of {server.target}"
     assert isinstance(event.error, TimerStopped)
     assert manager.heartbeats == ()
+
+
+def test_a_timer_whose_loop_was_closed_ends_its_heartbeats_with_an_event(
+    world, channel, make_manager, events
+):
+    loop = asyncio.new_event_loop()
+
+    async def make_timer():
+        return AsyncWheelTimer()
+
+    timer = loop.run_until_complete(make_timer())
+    manager = make_manager(timer)
+    heartbeat = world.do(manager.attach, channel)
+    loop.close()
+    timer._timer_state.armed_ns = NEVER  # its first timeout may be before the next heartbeat
+    heartbeat.beat()
+    assert wait_until(lambda: heartbeat.state is CLOSED)
+    assert wait_until(lambda: events.of(ExecutorRejected))
+    assert isinstance(events.of(ExecutorRejected)[0].error, TimerStopped)
+    timer.stop()
 
 
 def test_a_full_timer_keeps_the_place_of_a_heartbeat(world, open_channel, make_manager):

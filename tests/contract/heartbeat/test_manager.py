@@ -67,6 +67,14 @@ def test_attach_reads_no_state_of_other_channels(world, manager):
     assert (first.reads, manager.heartbeats[1:]) == (reads, tuple(heartbeats))
 
 
+def test_a_channel_of_another_type_may_have_calls_that_are_no_number(world, manager):
+    channel = PlainChannel()
+    channel.calls = ["/a/b"]
+    heartbeat = world.do(manager.attach, channel)
+    heartbeat.beat()
+    assert wait_until(lambda: heartbeat.misses == 1)  # it makes no calls
+
+
 def test_attach_of_a_closed_channel_ends_its_heartbeat(world, manager, timer):
     channel = PlainChannel()
     heartbeat = world.do(manager.attach, channel)

@@ -13,7 +13,7 @@ import pytest
 from fixtures.idle_server import IdleServer, echo, hold
 from fixtures.leaks import descriptors
 from fixtures.small_servers import ECHOING, METHOD, running
-from fixtures.timers import run_threads
+from fixtures.timers import cannot_start, run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import SyncWorld
 from rpcwheel.errors import ConfigurationError
@@ -350,6 +350,19 @@ def test_a_timer_that_is_full_is_reported(server, events):
             taken.cancel()
             detector.check()
             assert timer.pending == 1
+
+
+def test_a_timer_that_can_start_no_thread_is_reported(server, events, monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", cannot_start)
+    with WheelTimer() as timer:
+        detector = make(server, timer=timer)
+        monkeypatch.undo()
+        detector.check()
+        assert timer.pending == 1
+        assert wait_until(lambda: events.of(IdleDetectionLimited))
+        (event,) = events.of(IdleDetectionLimited)
+        assert event.reason.endswith("until check() or change() is called: can't start new thread")
+        detector.close()
 
 
 def test_after_close_by_many_threads_no_connection_is_closed(server, channel, events):

@@ -9,7 +9,7 @@ import pytest
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import hanging_call, ways_to_call
-from fixtures.worlds import KINDS
+from fixtures.worlds import KINDS, Stop
 
 CLOSED = "closed|drained"
 
@@ -35,9 +35,6 @@ def test_close_cancels_the_calls_on_all_connections(world, shop, reconnecting, t
 
 
 def test_the_channel_is_closed_although_a_close_callback_ends_the_thread(world, shop, reconnecting):
-    class Stop(BaseException):
-        """As `SystemExit`, which would end the event loop of the test."""
-
     def callback():
         raise Stop
 
@@ -46,6 +43,28 @@ def test_the_channel_is_closed_although_a_close_callback_ends_the_thread(world, 
     with pytest.raises(Stop):
         world.do(reconnecting.close)
     assert call.code() is grpc.StatusCode.CANCELLED
+
+
+def test_close_closes_all_connections_although_one_raises(world, shop, open_reconnecting):
+    made = []
+
+    def connect(options):
+        made.append(world.grpc.insecure_channel(shop.target, options))
+        return made[-1]
+
+    def broken(*_):
+        raise OSError("the user's")
+
+    channel = open_reconnecting(connect=connect)
+    calls = []
+    for _ in range(3):
+        calls.append(hanging_call(world, shop, channel))
+        world.do(channel.reconnect, force=True)
+    made[0].close, close = broken, made[0].close
+    with pytest.raises(OSError, match="the user's"):
+        world.do(channel.close)
+    world.do(close)
+    assert {call.code().name for call in calls} == {"CANCELLED"}
 
 
 def test_a_dropped_channel_is_freed_although_a_callback_can_be_removed(world, shop):

@@ -92,6 +92,31 @@ def test_a_subscription_without_try_to_connect_does_not_connect(shop, channel):
     assert wait_until(lambda: states.count(READY) == 3)
 
 
+def test_subscribers_get_states_after_grpc_has_refused_another_one(shop):
+    errors, states = [], []
+
+    def connect(options):
+        channel = grpc.insecure_channel(shop.target, options)
+        accepts = channel.subscribe
+
+        def subscribe(*args, **settings):
+            if errors:
+                raise errors.pop()
+            accepts(*args, **settings)
+
+        channel.subscribe = subscribe
+        return channel
+
+    with ReconnectingChannel(shop.target, connect=connect) as channel:
+        channel.subscribe(states.append)
+        assert wait_until(lambda: states == [IDLE])
+        errors.append(RuntimeError("can't start new thread"))
+        with pytest.raises(RuntimeError, match="can't start"):
+            channel.subscribe(print, try_to_connect=True)
+        channel.get_state(try_to_connect=True)
+        assert wait_until(lambda: states[-1] is READY)
+
+
 def test_grpcs_polling_thread_runs_only_while_there_is_a_subscription(channel):
     states, more = [], []
     before = set(threading.enumerate())

@@ -291,20 +291,22 @@ def test_calls_do_not_wait_for_an_explanation_after_a_probe_that_could_not_be_be
     checked.prober.probe = probe
     checker = checked.pool.checker
     with pytest.raises(SystemExit):
-        checker.is_probing_failures(now_s=10.0)
-    assert not checker.is_probing_failures(now_s=10.5)
+        checker.is_probing_failures(checked.pool.subchannels, now_s=10.0)
+    assert not checker.is_probing_failures(checked.pool.subchannels, now_s=10.5)
 
 
 def test_calls_wait_for_an_explanation_for_at_most_a_second(checked):
     checked.pool.set_states(p1=FAILING)
     checker = checked.pool.checker
-    assert [checker.is_probing_failures(now_s) for now_s in (10.0, 10.9, 11.0)] == [
+    assert [
+        checker.is_probing_failures(checked.pool.subchannels, now_s) for now_s in (10.0, 10.9, 11.0)
+    ] == [
         True,
         True,
         False,
     ]
     checked.prober.done(False)
-    assert checker.is_probing_failures(now_s=11.0)
+    assert checker.is_probing_failures(checked.pool.subchannels, now_s=11.0)
 
 
 def test_the_deadline_of_a_call_ends_its_wait_for_an_explanation(checked):
@@ -332,8 +334,8 @@ def test_a_forked_child_calls_what_was_unhealthy_and_checks_it_anew(checked, tim
 def test_a_forked_child_does_not_wait_for_the_probes_of_its_parent(checked):
     checked.pool.set_states(p1=FAILING)
     checker = checked.pool.checker
-    assert checker.is_probing_failures(now_s=10.0)
+    assert checker.is_probing_failures(checked.pool.subchannels, now_s=10.0)
     checker.reset()
-    assert not checker.is_probing_failures(now_s=10.5)
-    assert checker.is_probing_failures(now_s=11.0)
+    assert not checker.is_probing_failures(checked.pool.subchannels, now_s=10.5)
+    assert checker.is_probing_failures(checked.pool.subchannels, now_s=11.0)
     assert checked.prober.probes == [1, 1]

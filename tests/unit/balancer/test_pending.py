@@ -112,6 +112,22 @@ def test_a_call_waits_until_probes_have_found_out_why_servers_cannot_be_reached(
     assert len(probes) == 6
 
 
+def test_only_servers_that_the_call_may_use_are_probed(pool):
+    class Prober:
+        def probe(self, subchannel, timeout_s, done):
+            done(None, FinishedError(UNAVAILABLE, f"last error: refused by {subchannel.id}"))
+
+    pool.checker = HealthChecker(pool, Prober(), None)
+    dubbo = {"dubbo.interface": "com.example.Orders"}
+    gray = at(4, metadata=dubbo | {"dubbo.tag": "gray"})
+    pool.update([*(at(port, metadata=dubbo) for port in (1, 2, 3)), gray])
+    pool.set_states(p1=FAILING, p2=FAILING, p3=FAILING, p4=FAILING)
+    method, message, _ = CALL
+    metadata = (("dubbo.tag", "gray"),)
+    pending = pool.rules.begin(method, message, metadata, None, False, now_s=100.0)
+    assert pool.try_pick(pending, 100.1).details.endswith("10.0.0.7:4: refused by 10.0.0.7:4")
+
+
 def test_a_status_has_the_results_of_probes_that_end_while_it_is_made(pool):
     class Prober:
         def probe(self, subchannel, timeout_s, done):

@@ -211,9 +211,12 @@ def test_an_exception_of_prepare_is_raised_by_calls_until_a_change(make_pool):
     pool = make_pool(Broken())
     pool.update([at(1), at(2)])
     pool.all_ready()
+    frames = []
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="not with"):
+        with pytest.raises(RuntimeError, match="not with") as raised:
             pool.pick(*CALL)
+        frames.append(len(raised.traceback))
+    assert frames[0] == frames[1]  # it does not keep those of earlier calls
     pool.update([at(2)])
     assert (pool.drained, pool.picked()) == ([1], {2})
 
@@ -364,6 +367,18 @@ def test_slow_start_of_an_instance_whose_clock_is_ahead_begins_now(make_pool, cl
     pool.update([at(1, started_at=clock.now_ns / SECOND + 9000)])
     pool.all_ready()
     assert weights_over(pool, clock, picker, 3) == [1, 10, 20]
+
+
+def test_slow_start_begins_again_when_the_server_was_started_again(make_pool, clock):
+    pool = make_pool(picker := First(), slow_start=10)
+    now_s = clock.now_ns / SECOND
+    pool.update([at(1, epoch="a", started_at=now_s - 60), at(2)])
+    pool.all_ready()
+    clock.pass_(1)
+    pool.update([at(1, epoch="b", started_at=now_s), at(2)])
+    assert (pool.drained, weights_over(pool, clock, picker, 3)) == ([], [10, 20, 30])
+    pool.update([at(1, epoch="b", started_at=now_s, weight=50), at(2)])
+    assert weights_over(pool, clock, picker, 2) == [20, 25]
 
 
 # Subsets

@@ -55,6 +55,28 @@ def test_an_exception_of_a_sink_is_logged_once_and_other_sinks_get_the_event(sin
     assert record.exc_info[0] is ZeroDivisionError
 
 
+def test_a_sink_ends_no_thread_except_the_main_one(sink_list, caplog):
+    """On the main thread, a signal handler may have raised the exception."""
+
+    def leave(event):
+        raise SystemExit
+
+    sink_list.add_sink(leave)
+    run_threads(lambda: sink_list.emit(EVENT))
+    assert [record.exc_info[0] for record in caplog.records] == [SystemExit]
+    with pytest.raises(SystemExit):
+        sink_list.emit(EVENT)
+
+
+def test_an_exception_of_logging_does_not_reach_the_emitter(sink_list, monkeypatch):
+    def broken(*args):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(logging.getLogger("rpcwheel"), "filters", [broken])
+    sink_list.add_sink(broken)
+    sink_list.emit(EVENT)
+
+
 def test_an_exception_of_a_sink_that_was_added_again_is_logged_again(sink_list, caplog):
     def broken(event):
         raise ZeroDivisionError

@@ -267,10 +267,25 @@ def test_a_retry_task_waits_five_seconds_by_default_and_can_be_cancelled(timer):
     assert (len(job.at), task.state, timer.pending) == (before, "cancelled", 0)
 
 
-def test_a_wait_object_that_raises_ends_the_retry_task_and_is_reported(timer, failures):
-    def broken(state):
-        raise ZeroDivisionError
+def broken(state):
+    """A wait object that raises."""
+    raise ZeroDivisionError
 
+
+def test_a_wait_object_that_raises_after_a_refusal_ends_the_retry_task_and_is_reported():
+    class Full:
+        def submit(self, *args):
+            raise OSError("full")
+
+    failures = []
+    with WheelTimer(executor=Full(), on_error=lambda _, error: failures.append(error)) as timer:
+        task = RetryTask(timer, print, backoff=broken).start()
+        assert wait_until(lambda: failures)
+        assert [type(error) for error in failures] == [ZeroDivisionError]
+        assert (task.state, timer.pending) == ("done", 0)
+
+
+def test_a_wait_object_that_raises_ends_the_retry_task_and_is_reported(timer, failures):
     task = RetryTask(timer, Job(timer, ValueError()), backoff=broken).start()
     timer.advance(10)
     assert [type(error) for error in failures] == [ZeroDivisionError]
