@@ -174,10 +174,14 @@ class DubboBackend(ZookeeperNodes):
         }
         self._verified |= dict.fromkeys(paths, (connection, ""))
         end_ns = self._session.end_ns()
-        nodes = self._get(client, paths, end_ns, self._own_node_changed)
-        # Another process may have the node, with which this one shares a port.
-        missing = [address for path, address in paths.items() if path not in nodes]
-        self._put_applications(client, missing, end_ns)
+        try:
+            nodes = self._get(client, paths, end_ns, self._own_node_changed)
+            # Another process may have the node, with which this one shares a port.
+            missing = [address for path, address in paths.items() if path not in nodes]
+            self._put_applications(client, missing, end_ns)
+        except BaseException:
+            self._verified.clear()
+            raise
         return lost
 
     def lookup(self, service: str) -> View:
