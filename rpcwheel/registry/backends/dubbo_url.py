@@ -203,7 +203,7 @@ def instance_from(
             started_at=started_at,
             extra=json.loads(parameters.get(EXTRA, "{}")),
         )
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 
