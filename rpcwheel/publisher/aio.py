@@ -222,7 +222,7 @@ class Publisher(PublisherBase[Registry]):
             remove()
         return True
 
-    async def wait_published(self, timeout: Duration) -> bool:  # noqa: ASYNC109
+    async def wait_published(self, timeout: Duration | None) -> bool:  # noqa: ASYNC109
         """Wait until all services are in all registries, at most `timeout` seconds.
 
         Returns whether they are. Before the start: False, at once.
