@@ -30,9 +30,9 @@ from kazoo.exceptions import NoNodeError
 from kazoo.protocol.states import EventType
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.instance import joined, record_epoch
+from rpcwheel.instance import NAME, joined, record_epoch
 from rpcwheel.registry.backend import View
-from rpcwheel.registry.url import NAME, NAMESPACE
+from rpcwheel.registry.url import NAMESPACE
 
 from .dubbo_application import (
     instance_of_application,
