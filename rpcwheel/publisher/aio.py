@@ -223,7 +223,7 @@ class Publisher(PublisherBase[Registry]):
         return True
 
     async def wait_published(self, timeout: Duration | None) -> bool:  # noqa: ASYNC109
-        """Wait until all services are in all registries, at most `timeout` seconds (None: no limit).
+        """Wait until all services are in all registries, at most `timeout` seconds; None: no limit.
 
         Returns whether they are. Before the start: False, at once.
         """

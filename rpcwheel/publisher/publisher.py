@@ -532,7 +532,7 @@ class Publisher(PublisherBase[Registry]):
         return True
 
     def wait_published(self, timeout: Duration | None) -> bool:
-        """Wait until all services are in all registries, at most `timeout` seconds (None: no limit).
+        """Wait until all services are in all registries, at most `timeout` seconds; None: no limit.
 
         Returns whether they are. Before the start: False, at once.
         """
