@@ -41,7 +41,9 @@ UNREADABLE: Final = "unreadable"
 MOST_METADATA: Final = 8192
 """Characters of all metadata together."""
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+"""What services, namespaces and other names in URLs are."""
+
 _ID: Final = re.compile(r"[^/\s\x00-\x1f\x7f\ud800-\udfff]{1,256}")
 _LABEL: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9_\-]{0,61}[A-Za-z0-9_])?"
 _LAST_LABEL: Final = r"(?![0-9]+\.?\Z|0[xX])" + _LABEL  # of digits: resolvers read it as IPv4
@@ -110,7 +112,7 @@ class ServiceInstance(Policy):
     @field_validator("service")
     @classmethod
     def _is_a_name(cls, value: str) -> str:
-        if not _NAME.fullmatch(value):
+        if not NAME.fullmatch(value):
             raise ConfigurationError(
                 f"it must be a name of letters, digits, '.', '_' and '-', not {value!r}"
             )

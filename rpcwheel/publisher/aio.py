@@ -222,8 +222,8 @@ class Publisher(PublisherBase[Registry]):
             remove()
         return True
 
-    async def wait_published(self, timeout: Duration) -> bool:  # noqa: ASYNC109
-        """Wait until all services are in all registries, at most `timeout` seconds.
+    async def wait_published(self, timeout: Duration | None) -> bool:  # noqa: ASYNC109
+        """Wait until all services are in all registries, at most `timeout` seconds; None: no limit.
 
         Returns whether they are. Before the start: False, at once.
         """

@@ -219,7 +219,7 @@ def is_local(host: str) -> bool:
 def listening_addresses() -> frozenset[tuple[str, int]] | None:
     """The addresses and ports on which this process listens; None if the system hides them.
 
-    A unix socket is its path with the port 0.
+    A unix socket is its path with the port 0. Sockets of other families are left out.
     """
     if DESCRIPTORS is None:
         return None
@@ -234,8 +234,10 @@ def _listening_addresses(descriptors: Path) -> Iterator[tuple[str, int]]:
             with socket.socket(fileno=os.dup(number)) as duplicate:
                 if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     name = duplicate.getsockname()
-                    is_ip = isinstance(name, tuple)
-                    yield (_without_mapping(name[0]), int(name[1])) if is_ip else (name, 0)
+                    if duplicate.family in {socket.AF_INET, socket.AF_INET6}:
+                        yield _without_mapping(name[0]), name[1]
+                    elif isinstance(name, str):
+                        yield name, 0
 
 
 def _without_mapping(address: str) -> str:

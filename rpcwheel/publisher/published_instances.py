@@ -277,9 +277,10 @@ def _named_services(services: tuple[str, ...], urls: Sequence[RegistryUrl]) -> t
             raise TypeError(
                 f'a service is named by a string, such as "shop.Orders"; not {service!r}'
             )
-    if services and not set(of_urls) <= set(services):
+    others = [service for service in of_urls if service not in services]
+    if services and others:
         raise ConfigurationError(
-            f"the URL names the service {of_urls[0]!r}, which is not among {', '.join(services)}; "
+            f"the URL names the service {others[0]!r}, which is not among {', '.join(services)}; "
             "leave it out of the URL, or name it too"
         )
     return tuple(dict.fromkeys(services or of_urls))

@@ -319,7 +319,8 @@ class PublisherBase(Generic[R]):
         """Start and publish; if that fails, or a stop was requested meanwhile, undo it."""
         self._busy_thread = threading.get_ident()  # for aio a worker, not that of `_begin_start`
         try:
-            for step in (self._start_server, self._check_port, self._set_serving, self._publish):
+            self._start_server()  # in any case, as the program waits for the end of the server
+            for step in (self._check_port, self._set_serving, self._publish):
                 if self._state is PublisherState.STARTING:
                     step()
         except BaseException as error:
@@ -530,12 +531,13 @@ class Publisher(PublisherBase[Registry]):
                 return False
         return True
 
-    def wait_published(self, timeout: Duration) -> bool:
-        """Wait until all services are in all registries, at most `timeout` seconds.
+    def wait_published(self, timeout: Duration | None) -> bool:
+        """Wait until all services are in all registries, at most `timeout` seconds; None: no limit.
 
         Returns whether they are. Before the start: False, at once.
         """
-        until = time.monotonic() + (checked_wait(timeout, "timeout") or 0.0)
+        timeout_s = checked_wait(timeout, "timeout")
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         return self._published.is_registered and all(
             registration.wait_published(max(0.0, until - time.monotonic()))
             for registration in self.registrations

@@ -82,7 +82,7 @@ class Shutdown:
         timer = shared_timer() if self._timer is None else self._timer
         try:
             timeout = timer.new_timeout(lambda _: self._lame_duck_over.set(), self.lame_duck_s)
-        except TimerError:  # it is stopped, or full
+        except (TimerError, RuntimeError):  # stopped, full, or no thread can be started
             self._lame_duck_over.wait(self.lame_duck_s)
             return
         # The timer may be stopped meanwhile. The time of a manual timer is not that of `wait`.

@@ -66,7 +66,8 @@ class SignalHandlers:
         self._callbacks = (*self._callbacks, callback)
         for number in TERMINATION_SIGNALS:
             previous = signal.getsignal(number)
-            if number not in self._installed and previous not in {None, signal.SIG_IGN}:
+            is_replaceable = previous is not None and previous is not signal.SIG_IGN
+            if number not in self._installed and is_replaceable:
                 self._installed[number] = partial(self._handle, previous)
                 signal.signal(number, self._installed[number])
 

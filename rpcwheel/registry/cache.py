@@ -333,9 +333,7 @@ class ServiceCache:
     def _mark_draining(self, last_records: Mapping[str, bytes]) -> None:
         """Treat instances that are gone as DRAINING if their last record says so."""
         for key, data in last_records.items():
-            is_listed = key in self._records
-            is_known = key in self._instances or key in self._recently_lost
-            if is_listed or not is_known:
+            if key not in self._instances and key not in self._recently_lost:
                 continue
             last = self._read(key, data, [])
             if last is not None and last.status == "DRAINING":

@@ -107,7 +107,7 @@ class LookupQueue:
     def remember(self, snapshot: Snapshot) -> None:
         """Take what a watch knew of a service as the last answer. Any thread."""
         now_ns, age_ns = self._now_ns(), to_ns(snapshot.age_s)
-        if snapshot.instances:
+        if snapshot.instances or snapshot.service in self._answers:
             cache = self._new_cache(snapshot.service, now_ns)
             cache.remember(snapshot.instances, age_ns, now_ns)
             self._answers[snapshot.service] = _Answer(cache, snapshot, now_ns - age_ns)

@@ -223,7 +223,10 @@ class RegistrySession:
             if not record.wanted:
                 service, name = record.instance.key
                 raise NotPublished(f"{service}/{name} was unregistered; register it again")
-            self._reconciler.set_desired(record.instance.replace(**changes), now_ns)
+            before = record.instance
+            # By default, the epoch of a copy is that of this process; after a fork it is another.
+            changed = before.replace(**{"epoch": before.epoch} | changes)
+            self._reconciler.set_desired(changed, now_ns)
 
     def remove(
         self, target: ServiceInstance | RegistrationRecord, *, flush_now: bool

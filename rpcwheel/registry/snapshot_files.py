@@ -172,7 +172,8 @@ class SnapshotFiles:
     ) -> None:
         """Have the instances of a service written soon. Never blocks, never raises.
 
-        After `close` it does nothing.
+        After `close` it does nothing. It also does nothing if a watch keeps the entry, and these
+        instances are those of a lookup, or of an earlier watch: they would not be confirmed.
 
         Args:
             service: Its name.
@@ -182,6 +183,9 @@ class SnapshotFiles:
         """
         with self._lock:
             if self._closed:
+                return
+            kept = self._kept.get(service)
+            if kept is not None and _is_watched(kept.agrees) and not _is_watched(agrees):
                 return
             self._kept[service] = _Kept(time.time(), tuple(instances), agrees)
             self._dirty.add(service)
@@ -359,6 +363,11 @@ def _directory_name(url: RegistryUrl) -> str:
     whole = json.dumps([url.scheme, hosts, url.path, url.user, url.namespace, options])
     shown = re.sub(r"[^\w.]+", "-", f"{url.scheme} {' '.join(hosts) or url.path}")[:60]
     return f"{shown.strip('-')}-{hashlib.sha256(whole.encode()).hexdigest()[:12]}"
+
+
+def _is_watched(agrees: Callable[[], bool | None] | None) -> bool:
+    """Whether a watch that is not closed has given this callback."""
+    return agrees is not None and agrees() is not None
 
 
 def _is_snapshot(path: Path) -> bool:

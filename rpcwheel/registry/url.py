@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, unquote
 
 from rpcwheel._engines.urls import masked_url
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.instance import checked_host
+from rpcwheel.instance import LARGEST_PORT, NAME, checked_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,12 +65,7 @@ PARTS: Final = {"db": "0", "root": "dubbo"}
 TLS_OPTIONS: Final = ("tls", "ca", "cert", "key")
 """Options of every engine with TLS."""
 
-LARGEST_PORT: Final = 65535
-
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.\-]*")
-NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
-"""What services, namespaces and other names in URLs are."""
-
 _WORD: Final = re.compile(r"[\w.\-]+", re.ASCII)
 _YES_NO: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 

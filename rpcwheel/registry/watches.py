@@ -147,18 +147,19 @@ class ServiceWatch:
         self._on_loss = on_loss
         self._cache = ServiceCache(registry, service, rules, self._now_ns())
         self._shown: TimedSnapshot | None = None
-        self._closed = False
         self._updates, self._events = SerialExecutor(), NotificationQueue()
         self._queues: list[SerialExecutor] = []  # of listeners; made when needed: 2 kB each
         self._turn = itertools.count()
         self._listeners: dict[Listener, SerialExecutor] = {}
         self.reset()
+        self._closed = False
         reset_after_fork(self)
         if snapshots is not None:
             self._updates.submit(partial(self._load, snapshots))
 
     def reset(self) -> None:
-        """Forget everything, in a forked child."""
+        """Close this in a forked child, where no thread updates it."""
+        self._closed = True
         self._changed = threading.Condition()
         self._pending: list[_Pending | str] = []  # views and reasons, no two of a kind in a row
 

@@ -81,6 +81,15 @@ SHARED_REGISTRIES: Final = SharedRegistries()
 """The shared registries of this process."""
 
 
+def _hashable(policy: RegistryPolicy | None) -> Hashable:
+    """Return the policy, or its identity if the user's `backoff` can't be hashed."""
+    try:
+        hash(policy)
+    except TypeError:
+        return id(policy)  # not of another one: the registry keeps its policy
+    return policy
+
+
 def new_channel(
     channel_class: Callable[..., C],
     resolved_class: Callable[..., C],
@@ -172,7 +181,7 @@ class Resolver:
             ConfigurationError, ExtraMissing: The registry can't be opened.
         """
         self._target, self._wait_ns = target, wait_ns
-        self._key = target.registry_key, policy, id(timer)
+        self._key = target.registry_key, _hashable(policy), id(timer)
         url: Any = target.url
         self._registry = (
             SHARED_REGISTRIES.acquire(

@@ -118,6 +118,8 @@ class Target:
         """
         if self.url is None or self.url.scheme != HEADLESS:
             return None
+        if not self.url.hosts:  # which the backend refuses
+            return None
         host, port = self.url.hosts[0]
         return host if port is None else joined(host, port)
 

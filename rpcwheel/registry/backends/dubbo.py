@@ -30,9 +30,9 @@ from kazoo.exceptions import NoNodeError
 from kazoo.protocol.states import EventType
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.instance import joined, record_epoch
+from rpcwheel.instance import NAME, joined, record_epoch
 from rpcwheel.registry.backend import View
-from rpcwheel.registry.url import NAME, NAMESPACE
+from rpcwheel.registry.url import NAMESPACE
 
 from .dubbo_application import (
     instance_of_application,
@@ -174,10 +174,14 @@ class DubboBackend(ZookeeperNodes):
         }
         self._verified |= dict.fromkeys(paths, (connection, ""))
         end_ns = self._session.end_ns()
-        nodes = self._get(client, paths, end_ns, self._own_node_changed)
-        # Another process may have the node, with which this one shares a port.
-        missing = [address for path, address in paths.items() if path not in nodes]
-        self._put_applications(client, missing, end_ns)
+        try:
+            nodes = self._get(client, paths, end_ns, self._own_node_changed)
+            # Another process may have the node, with which this one shares a port.
+            missing = [address for path, address in paths.items() if path not in nodes]
+            self._put_applications(client, missing, end_ns)
+        except BaseException:
+            self._verified.clear()
+            raise
         return lost
 
     def lookup(self, service: str) -> View:

@@ -71,6 +71,8 @@ IGNORED: Final = frozenset(
 )  # fmt: skip
 """Parameters of Dubbo's own that say nothing to clients of gRPC, and may be long."""
 
+WITH_MEANING: Final = IGNORED | FIELDS | set(NAMED)
+
 OWN: Final = "rpcwheel."
 ID: Final = f"{OWN}id"
 EPOCH: Final = f"{OWN}epoch"
@@ -126,8 +128,7 @@ def parameters_of(instance: ServiceInstance, *, application: str, release: str) 
     parameters |= {name: value for name, value in named.items() if value or name in from_metadata}
     for key, value in instance.metadata.items():
         if key.removeprefix(PREFIX) not in from_metadata or not key.startswith(PREFIX):
-            has_meaning = key in {*NAMED, *FIELDS, *IGNORED} or key.startswith(OWN)
-            parameters[f"{METADATA}{key}" if has_meaning else key] = value
+            parameters[f"{METADATA}{key}" if _has_meaning(key) else key] = value
     started_at = float(instance.started_at)
     milliseconds = round(started_at * 1000) if started_at < LAST_S else 0
     fields = {
@@ -203,7 +204,7 @@ def instance_from(
             started_at=started_at,
             extra=json.loads(parameters.get(EXTRA, "{}")),
         )
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 
@@ -257,10 +258,9 @@ def parsed(name: str) -> tuple[str, str, str, Mapping[str, str]]:
 
 def _own_metadata(parameters: Mapping[str, str]) -> dict[str, str]:
     """Return the metadata of an instance that `node_name` has written."""
-    parameter_names = {*NAMED, *FIELDS, *IGNORED}
     from_metadata = filter(None, parameters.get(GIVEN, "").split(","))
     return {
-        **{key: value for key, value in parameters.items() if not _is_known(key, parameter_names)},
+        **{key: value for key, value in parameters.items() if not _has_meaning(key)},
         **{
             key.removeprefix(METADATA): value
             for key, value in parameters.items()
@@ -272,22 +272,20 @@ def _own_metadata(parameters: Mapping[str, str]) -> dict[str, str]:
 
 def _dubbo_metadata(parameters: Mapping[str, str], interface: str) -> dict[str, str]:
     """Return the metadata of an instance that Dubbo has published."""
-    parameter_names = {*NAMED, *FIELDS, *IGNORED}
     named = {f"{PREFIX}{name}": parameters[name] for name in NAMED if name in parameters}
     if "timestamp" in parameters:
         named.setdefault(f"{PREFIX}warmup", str(DUBBO_WARMUP_MS))
     named[INTERFACE] = interface
     if TAG in parameters:
         named[TAG] = parameters[TAG]
-    others = {
-        key: value for key, value in parameters.items() if not _is_known(key, parameter_names)
-    }
+    others = {key: value for key, value in parameters.items() if not _has_meaning(key)}
     size = sum(len(key) + len(value) for key, value in (named | others).items())
     return others | named if size <= MOST_METADATA else named
 
 
-def _is_known(key: str, parameter_names: set[str]) -> bool:
-    return key in parameter_names or key.startswith(OWN)
+def _has_meaning(key: str) -> bool:
+    """Whether a parameter has a meaning of its own, so that it is no metadata."""
+    return key in WITH_MEANING or key.startswith(OWN)
 
 
 def _started_at(parameters: Mapping[str, str], *, is_own: bool) -> float:

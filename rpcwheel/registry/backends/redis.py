@@ -172,7 +172,10 @@ class RedisBackend(RegistryBackend):
 
     def watch(self, service: str, watcher: Watcher) -> Watch:
         self._check_open()
-        self._listener.start()
+        try:
+            self._listener.start()
+        except RuntimeError as error:  # "can't start new thread"
+            raise RegistryUnavailable(f"{self.url}: {error}") from error
         return self._polling.watch(service, watcher)
 
     def close(self) -> None:
@@ -355,13 +358,16 @@ class ChangeListener:
         self._retry_s = FIRST_RETRY_S
 
     def start(self) -> None:
-        """Start the thread, unless it was started before."""
+        """Start the thread, unless it was started before.
+
+        Raises:
+            RuntimeError: The system can't start a thread.
+        """
         with self._lock:
             if self._thread is None and not self._closed.is_set():
-                self._thread = threading.Thread(
-                    target=self._run, name="rpcwheel-redis", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="rpcwheel-redis", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def close(self, timeout_s: float) -> None:
         """End the thread, and wait for it at most so long. Cuts all connections of the client.

@@ -77,6 +77,9 @@ CLOSE_TIMEOUT_S: Final = 1.5
 CUT_TIMEOUT_S: Final = 0.3
 """The part of it that is kept for kazoo's end after its connection is cut."""
 
+LONGEST_SESSION_S: Final = (2**31 - 1) / 1000
+"""24 days: the protocol has milliseconds in 32 bits. Servers allow less, 20 ticks by default."""
+
 NODE_ERRORS: Final = (NoNodeError, NodeExistsError, BadVersionError, NotEmptyError, NoAuthError)
 """Errors about one node, not about the session."""
 
@@ -398,7 +401,7 @@ def _new_client(url: RegistryUrl, session_s: float, handler: Handler) -> KazooCl
     login = f"{url.user}:{url.password}"
     handler.client = KazooClient(
         hosts=hosts,
-        timeout=session_s,
+        timeout=min(session_s, LONGEST_SESSION_S),
         handler=handler,
         connection_retry=KazooRetry(
             max_tries=-1,

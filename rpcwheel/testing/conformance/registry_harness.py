@@ -227,6 +227,8 @@ class RecordingWatcher:
         self.suspicions: list[str] = []
         self.was_concurrent = False
         self.went_back = False
+        self.problem = ""
+        """What is wrong with the records of a view."""
         self._inside = threading.Lock()
         self._revision = 0
 
@@ -237,7 +239,10 @@ class RecordingWatcher:
             return
         self.went_back |= not self.suspicions and view.revision < self._revision
         self._revision = view.revision
-        self.views.append(decoded(view))
+        try:
+            self.views.append(decoded(view))
+        except AssertionError as error:  # raised by `wait_for`, as a watcher must not raise
+            self.problem = f"a watcher got a wrong view: {error}"
         time.sleep(0.0005)  # time for a concurrent call
         self._inside.release()
 
@@ -258,8 +263,13 @@ class RecordingWatcher:
 
     def wait_for(self, harness: ConformanceHarness, *wanted: ServiceInstance) -> None:
         """Wait until the last view has exactly these instances."""
+
+        def look() -> bool:
+            require(not self.problem, self.problem)
+            return self.has_seen(*wanted)
+
         harness.wait_until(
-            lambda: self.has_seen(*wanted),
+            look,
             lambda: f"a watcher must see {shown(by_id(wanted))}, but {self.last_view}",
         )
         require(

@@ -324,6 +324,22 @@ def test_a_registry_is_closed_in_a_forked_child_and_unchanged_in_the_parent(regi
     assert published_ids(backend) == ["10.0.0.1:1"]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_an_instance_of_before_a_fork_can_be_changed_and_unregistered_in_the_child():
+    before = instance()
+
+    def is_withdrawn():
+        with open_registry("memory://child") as registry:
+            registration = registry.register(before)
+            registration.update(weight=7)
+            assert registration.wait_published(WAIT_S)
+            assert registration.instance == before.replace(weight=7, epoch=before.epoch)
+            registry.unregister(before, wait=WAIT_S)
+            return registry.lookup(before.service).instances == ()
+
+    assert holds_in_child(is_withdrawn)
+
+
 def test_an_instance_that_is_published_while_the_registry_closes_is_withdrawn(timer):
     let_go = threading.Event()
     backend = HangingBackend(flaky_backend(timer).inner, let_go)

@@ -81,6 +81,19 @@ def test_a_unix_socket_is_listed_with_port_0(tmp_path):
         assert (str(tmp_path / "shop.sock"), 0) in listening_addresses()
 
 
+@pytest.mark.skipif(not hasattr(socket, "AF_VSOCK"), reason="only on Linux")
+def test_a_socket_without_an_ip_address_is_left_out():
+    """gRPC can listen at one, too."""
+    with socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM) as one:
+        try:
+            one.bind((socket.VMADDR_CID_ANY, socket.VMADDR_PORT_ANY))
+        except OSError:
+            pytest.skip("this machine has no vsock")
+        one.listen()
+        port = one.getsockname()[1]
+        assert port not in {number for _, number in listening_addresses()}
+
+
 def test_connect_error_is_empty_if_the_connection_is_accepted(listener):
     host, port = listener.getsockname()
     assert connect_error(host, port, 5.0) == ""

@@ -71,6 +71,22 @@ def test_a_handler_that_calls_the_replaced_one_works_after_the_removal(previous)
     assert signal.getsignal(signal.SIGTERM) is chained
 
 
+def test_a_previous_handler_need_not_be_hashable():
+    class Handler:
+        __hash__ = None
+
+        def __call__(self, number, frame):
+            """Nothing to do."""
+
+    previous, signals, seen = Handler(), SignalHandlers(), []
+    signal.signal(signal.SIGTERM, previous)
+    signals.add(seen.append)
+    signal.raise_signal(signal.SIGTERM)
+    signals.remove(seen.append)
+    assert seen == ["SIGTERM"]
+    assert signal.getsignal(signal.SIGTERM) is previous
+
+
 def test_a_handler_of_an_asyncio_loop_is_detected():
     async def added():
         loop = asyncio.get_running_loop()

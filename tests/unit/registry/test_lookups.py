@@ -131,3 +131,11 @@ def test_the_last_snapshot_of_a_watch_counts_as_an_answer(driver):
     assert driver.look_up().source == "stale"  # the engine does not have them
     driver.queue.remember(Snapshot("other"))
     assert driver.queue.last("other") is None
+
+
+def test_an_empty_last_snapshot_of_a_watch_replaces_an_earlier_answer(driver, backend):
+    backend.publish(some(1))
+    driver.look_up()
+    driver.queue.remember(Snapshot(SERVICE))
+    assert ports(driver.queue.last(SERVICE)) == []
+    assert driver.look_up().revision == 1

@@ -1,10 +1,12 @@
 """The watch of one service: order of updates, merged views, listeners, and the snapshot file."""
 
+import os
 import threading
 
 import pytest
 
 from fixtures.cache_worlds import REGISTRY, SERVICE, SnapshotListener, ids_of, instances, view
+from fixtures.forks import holds_in_child
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.executor import SerialExecutor
@@ -159,6 +161,11 @@ def test_close_ends_a_wait_without_limit(watch, timeout_s):
     watch.close()
     waiting.join(WAIT_S)
     assert results == [None]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_wait_ends_in_a_forked_child_which_gets_no_updates(watch):
+    assert holds_in_child(lambda: watch.wait() is None)
 
 
 def test_after_close_updates_are_ignored_and_the_snapshot_can_be_read(watch):

@@ -415,6 +415,23 @@ def test_an_entry_stays_young_while_it_is_confirmed(make, clock, timer):
     assert reader.load(SERVICE).age_s >= 3 * REFRESH_S
 
 
+def test_an_entry_of_a_watch_is_replaced_only_after_it_has_ended(make, clock, timer):
+    """A lookup that began before the first view of the watch may end after it."""
+    agrees, reader, snapshots = [True], make(), make()
+    snapshots.keep(SERVICE, instances("a"), lambda: agrees[0])
+    snapshots.keep(SERVICE, instances("b"))
+    snapshots.keep(SERVICE, instances("c"), lambda: None)
+    for seconds in (1, REFRESH_S, REFRESH_S):
+        clock.pass_time(seconds)
+        assert wait_until(lambda: reader.load(SERVICE) and reader.load(SERVICE).age_s < REFRESH_S)
+        assert wait_until(lambda: timer.pending == 1)
+    assert reader.load(SERVICE).instances == instances("a")
+    agrees[0] = None
+    snapshots.keep(SERVICE, instances("b"))
+    snapshots.close()
+    assert reader.load(SERVICE).instances == instances("b")
+
+
 def test_an_entry_that_is_confirmed_for_a_month_is_not_removed(make, directory, clock):
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"), lambda: True)

@@ -3,8 +3,10 @@
 import os
 
 import pytest
+from tenacity.wait import wait_base
 
 from fixtures.forks import held_by_another_thread, holds_in_child
+from rpcwheel.registry.policy import RegistryPolicy
 from rpcwheel.resolver.resolver import Resolver, SharedRegistries
 from rpcwheel.resolver.target import Target
 
@@ -14,6 +16,25 @@ def test_nothing_is_kept_of_a_registry_that_could_not_be_made():
     with pytest.raises(ZeroDivisionError):
         shared.acquire("a", lambda: 1 / 0)
     assert len(shared._open) == 0
+
+
+def test_a_registry_whose_policy_cannot_be_hashed_is_shared_by_channels_with_that_policy():
+    class Wait(wait_base):
+        __hash__ = None
+
+        def __call__(self, retry_state):
+            return 1.0
+
+    target = Target.of("memory://unhashable/shop.Orders", has_registry=False)
+    policy, other = (RegistryPolicy(backoff=Wait()) for _ in range(2))
+    resolvers = [Resolver(target, None, each, None, 0) for each in (policy, policy, other)]
+    first, second, third = (each._registry for each in resolvers)
+    assert first is second
+    assert first is not third
+    for each in resolvers:
+        each.close()
+    assert first.closed
+    assert third.closed
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

@@ -350,8 +350,13 @@ def test_records_that_are_changed_or_have_another_id_are_reported(failure_of):
         def lookup(self, service):
             return View(dict.fromkeys(super().lookup(service).records, b"?"))
 
+    def renamed(view):
+        return View({f"{key}0": one for key, one in view.records.items()})
+
     name = "many_instances_are_published_at_once"
     assert "'127.0.0.1:50000' is found under '127.0.0.1:500000'" in failure_of(name, Renames)
+    found = failure_of(MODEL, watching(lambda *_: True, renamed))
+    assert re.search(r"a watcher got a wrong view: .*'127.0.0.1:5000\d' is found under", found)
     assert "'127.0.0.1:50000' is not the stored one" in failure_of(name, Garbles)
 
 

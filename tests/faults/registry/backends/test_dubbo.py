@@ -7,6 +7,7 @@ import threading
 from urllib.parse import quote_plus, unquote_plus
 
 import pytest
+from kazoo.security import OPEN_ACL_UNSAFE, make_acl
 
 from fixtures.engine_watchers import RecordingWatcher, in_the_end, instance, opened
 from fixtures.engine_watchers import namespace as root
@@ -15,7 +16,7 @@ from fixtures.engines import engine_fixture
 from fixtures.interrupts import Interrupt
 from fixtures.waiting import wait_until
 from rpcwheel.cli import main
-from rpcwheel.errors import RegistryUnavailable
+from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.instance import ServiceInstance
 
 __all__ = ["opened", "root"]
@@ -24,6 +25,7 @@ dubbo = engine_fixture(DubboEngine)
 A = instance(1)
 B = A.replace(host="10.0.0.2", id="10.0.0.2:1")
 INTERFACE = "com.example.shop.Orders"
+READ_ACL = [make_acl("world", "anyone", read=True, admin=True)]
 
 
 def nodes(operator, root, interface):
@@ -137,6 +139,22 @@ def test_a_server_is_listed_at_the_application_level(dubbo, opened, root):
         assert server["payload"]["metadata"]["dubbo.metadata.revision"] != revision
         backend.withdraw([A, stock])
         assert operator.get_children(f"/{root}/{application}") == ["10.0.0.2:1"]
+
+
+def test_a_renewal_that_failed_is_repeated_at_the_application_level(dubbo, opened, root):
+    mapping, application = f"/{root}/mapping", f"app-{root}"
+    path = f"/{root}/{application}/10.0.0.1:1"
+    backend = opened(dubbo.url(root=root, application=application))
+    backend.publish([A])
+    with dubbo.operator() as operator:
+        assert renewed(backend, operator, path)
+        operator.delete(f"{mapping}/{A.service}")
+        operator.set_acls(mapping, READ_ACL)
+        operator.delete(path)
+        with pytest.raises(RegistryRefused):
+            wait_until(lambda: renewed(backend, operator, path))
+        operator.set_acls(mapping, OPEN_ACL_UNSAFE)
+        assert renewed(backend, operator, path)
 
 
 def test_a_withdrawal_that_failed_is_repeated_at_the_application_level(dubbo, opened, root):

@@ -1,5 +1,6 @@
 """The Redis backend with faults of the server and the network, and changes by operators."""
 
+import threading
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from fixtures.engine_watchers import (
     publishes,
 )
 from fixtures.engines import engine_fixture
+from fixtures.timers import cannot_start
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 
@@ -91,6 +93,18 @@ def test_redis_py_does_not_repeat_a_request_without_a_reply(redis, opened):
     with pytest.raises(RegistryUnavailable):
         backend.renew([A])
     assert proxy.accepted <= before + 1  # its own retries connect anew each time
+
+
+def test_the_listener_is_started_later_if_the_system_has_no_more_threads(
+    redis, opened, monkeypatch
+):
+    backend = opened(redis.url())
+    with monkeypatch.context() as refused:
+        refused.setattr(threading.Thread, "start", cannot_start)
+        with pytest.raises(RegistryUnavailable, match="can't start new thread"):
+            backend.watch(A.service, RecordingWatcher())
+    backend.watch(A.service, RecordingWatcher())
+    assert listens(redis)
 
 
 def test_records_deleted_by_hand_are_reported_as_missing(redis, watched):

@@ -42,6 +42,12 @@ def test_an_instance_is_an_ephemeral_node_of_json(zookeeper, opened, namespace):
     assert data == A.encoded()
 
 
+def test_a_lease_may_be_longer_than_the_longest_session(zookeeper, opened, namespace):
+    backend = opened(zookeeper.url(namespace=namespace), lease=10**7)
+    backend.publish([A])
+    assert backend.renew([A]) == {}
+
+
 def test_nodes_of_others_are_returned_unchanged_beside_ours(zookeeper, opened, namespace):
     backend, watcher = opened(zookeeper.url(namespace=namespace)), RecordingWatcher()
     parent = f"/{namespace}/v1/shop.Orders"

@@ -223,6 +223,15 @@ def test_a_watch_that_is_closed_during_a_read_is_not_called_and_leaves_no_timeou
     assert (watcher.news, timer.pending) == ([], 0)
 
 
+def test_the_view_of_a_service_that_is_not_watched_any_more_is_dropped(polling, engine):
+    for _ in range(2):
+        watch = polling.watch("a", watcher := RecordingWatcher())
+        assert watcher.sees("1")
+        watch.close()
+        assert wait_until_quiet(polling)
+    assert [known for _, known in engine.reads] == [None, None]
+
+
 def test_a_forked_child_begins_without_watches(polling, watch):
     watch("a", "1")
 
