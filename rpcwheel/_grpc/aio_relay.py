@@ -545,7 +545,6 @@ class AwaitedRelay(Relay):
                     if call is self._final:
                         raise
                 else:
-                    self.is_awaited = False
                     self.finish(call)
                     if call is self._final:
                         return response
@@ -553,6 +552,8 @@ class AwaitedRelay(Relay):
             self._has_raised(self._attempt, error)
             self.cancel()
             raise
+        finally:
+            self.is_awaited = False  # also if the task was dropped: the done-callback reports it
 
     def _has_raised(self, call: Any, error: BaseException) -> None:
         self.is_awaited = False

@@ -293,10 +293,11 @@ class Breaker:
     def _stay_open(self, now_ns: int) -> int:
         open_ns = self._open_ns
         policy = self._policy
-        longest = policy.max_open_duration
-        if longest is None:
-            longest = MAX_OPEN_FACTOR * policy.open_duration
-        self._open_ns = min(int(open_ns * policy.open_growth), to_ns(longest))
+        if policy.max_open_duration is None:
+            longest_ns = MAX_OPEN_FACTOR * to_ns(policy.open_duration)
+        else:
+            longest_ns = to_ns(policy.max_open_duration)
+        self._open_ns = int(min(open_ns * policy.open_growth, longest_ns))  # may be infinite
         open_for_ns = open_ns - int(open_ns * OPEN_JITTER * self._random())
         self.half_open_at_ns = now_ns + open_for_ns
         self.open_for_ns = open_for_ns

@@ -77,10 +77,9 @@ class TargetAdmission:
         """
         self.target = target
         self.lock = threading.RLock()
-        self.channels: weakref.WeakSet[HealthChecks] = weakref.WeakSet()
-        """The open channels to the target, if they are known."""
         self.timer = timer
         self._breakers = breakers
+        self._channels: weakref.WeakSet[HealthChecks] = weakref.WeakSet()
         self._methods: dict[str, MethodAdmission] = {}
         self._all_breakers: weakref.WeakSet[CircuitBreaker] = weakref.WeakSet()
         self._shared: dict[int, tuple[object, Any]] = {}
@@ -157,6 +156,22 @@ class TargetAdmission:
         self._all_breakers.add(breaker)
         return breaker
 
+    def add_channel(self, channel: HealthChecks) -> None:
+        """Note an open channel to the target."""
+        with self.lock:
+            self._channels.add(channel)
+
+    def remove_channel(self, channel: HealthChecks) -> None:
+        """Forget a channel that is closed."""
+        with self.lock:
+            self._channels.discard(channel)
+
+    @property
+    def channels(self) -> list[HealthChecks]:
+        """The open channels to the target, if they are known."""
+        with self.lock:
+            return list(self._channels)
+
     @property
     def breakers(self) -> list[CircuitBreaker]:
         """The circuit breakers of the target, without those of methods that were not called."""
@@ -192,7 +207,7 @@ def weak_check(admission: TargetAdmission) -> CheckHealth:
 
     def check(done: Callable[[bool], object]) -> None:
         alive = reference()
-        channels = () if alive is None else tuple(alive.channels)
+        channels = () if alive is None else alive.channels
         if not any(channel.check_health(done) for channel in channels):
             done(True)  # the next calls find out whether it works
 
@@ -259,8 +274,8 @@ class Breakers:
             by_hand = [
                 change for pattern, change in self._by_hand.items() if _names(pattern, breaker)
             ]
-        if by_hand:
-            by_hand[-1](breaker)
+            if by_hand:  # with the lock: another thread may set a later state
+                by_hand[-1](breaker)
 
     def force_open(self, methods: str = ALL_METHODS) -> None:
         """Send no calls until `reset`.
@@ -298,9 +313,9 @@ class Breakers:
                 del self._by_hand[earlier]
             if change is not CircuitBreaker.reset or self._by_hand:
                 self._by_hand[pattern] = change
-        for breaker in self:
-            if _names(pattern, breaker):
-                change(breaker)
+            for breaker in self:
+                if _names(pattern, breaker):
+                    change(breaker)
 
     def __iter__(self) -> Iterator[CircuitBreaker]:
         with self._lock:

@@ -70,10 +70,13 @@ class CountWindow:
             self.slow += slow
 
     def _forget(self) -> None:
-        _, failed, slow = self._stored.popleft()
-        self._next = self._stored[0][0] if self._stored else NEVER
-        self.failures -= failed
-        self.slow -= slow
+        stored = self._stored
+        # A finalizer on this thread may record another attempt at any time.
+        while stored and stored[0][0] <= self._recorded:
+            _, failed, slow = stored.popleft()
+            self.failures -= failed
+            self.slow -= slow
+        self._next = stored[0][0] if stored else NEVER
 
 
 class TimeWindow:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc.aio_counted import begin_observed, begin_observed_awaited
 from rpcwheel._grpc.aio_finished import failed_call, finished_call
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from rpcwheel.admission.method import Admitted, MethodAdmission
     from rpcwheel.call.aio_call import CallFactory
     from rpcwheel.rpc import Kind
+
+CLOSED_LOOPS: Final = "attempts of closed loops"
+"""The key of `EXECUTOR` for them."""
 
 
 def begin_admitted(
@@ -114,8 +118,9 @@ async def wait_on_loop(waiting: Waiting) -> Admitted | NotSent:
     over = asyncio.Event()
 
     def wake() -> None:
-        if not call_on_loop(loop, over.set):
-            waiting.cancel()  # the loop is closed, so the attempt can't begin
+        if not call_on_loop(loop, over.set):  # it is closed, so the attempt can't begin
+            # On a worker: the next one is woken in `cancel`, and its loop may be closed too.
+            EXECUTOR.submit(CLOSED_LOOPS, waiting.cancel)
 
     try:
         waiting.then(wake)

@@ -92,7 +92,7 @@ class InterceptedChannel(aio_multicallable.Channel):
             state.failback.keeper = ChannelKeeper(is_used=state.failback.queues_calls)
         state.begin_admission(channel_target(channel), is_shared=has_address(channel))
         if state.admission is not None:
-            state.admission.channels.add(self)
+            state.admission.add_channel(self)
         self._routes = JournalRoutes(state, channel, _StoredCalls(channel, state))
         give_lists(self, lists_of(channel))  # interceptors appended to them run in each attempt
 
@@ -113,7 +113,7 @@ class InterceptedChannel(aio_multicallable.Channel):
         """
         self._routes.close()
         if self._state.admission is not None:
-            self._state.admission.channels.discard(self)
+            self._state.admission.remove_channel(self)
         if self._on_close is not None:
             self._on_close()
         owner, keeper = self._owner, self._state.failback.keeper

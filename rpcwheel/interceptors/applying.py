@@ -43,7 +43,8 @@ def client_state(
     """
     checked_queues = queues_class(timer) if queues is None else queues
     if not isinstance(checked_queues, queues_class):
-        raise TypeError(f"queues must be a FailbackQueues, or None, not {checked_queues!r}")
+        name = f"{queues_class.__module__}.FailbackQueues"  # each world has its own
+        raise TypeError(f"queues must be a {name}, or None, not {checked_queues!r}")
     return ClientState(policy, timer=timer, queue_of=checked_queues.queue_for, breakers=breakers)
 
 

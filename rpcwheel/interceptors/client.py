@@ -208,7 +208,7 @@ class InterceptedChannel(multicallable.Channel):
         self._subscribers: list[Callable[[grpc.ChannelConnectivity], None]] = []
         state.begin_admission(channel_target(channel), is_shared=has_address(channel))
         if state.admission is not None:
-            state.admission.channels.add(self)
+            state.admission.add_channel(self)
         stored_calls = StoredCalls(
             channel,
             state.counts,
@@ -249,7 +249,7 @@ class InterceptedChannel(multicallable.Channel):
         self._routes.close()
         state = self._state
         if state.admission is not None:
-            state.admission.channels.discard(self)
+            state.admission.remove_channel(self)
         owner, keeper = self._owner, state.failback.keeper
         if owner is not None:
             state.refuse = _refuse

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rpcwheel._concurrency.closing import AsyncClosing
+from rpcwheel.durations import to_ns
 
 from .base import KitBase
 
@@ -115,10 +116,11 @@ class Kit(Base, AsyncClosing):
 
         As `rpcwheel.Kit.close`.
         """
+        to_ns(drain_timeout, subject="drain_timeout")
         try:
             undelivered: list[FailedCall] = await self._queues.close(drain_timeout)
             return undelivered
         finally:
+            self._close_servers()  # before what may be canceled
             if self._manager is not None:
                 await self._manager.aclose()
-            self._close_servers()

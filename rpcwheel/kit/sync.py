@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rpcwheel._concurrency.closing import Closing
+from rpcwheel.durations import to_ns
 
 from .base import KitBase
 
@@ -188,11 +189,15 @@ class Kit(Base, Closing):
             The calls that were queued and were not delivered in that time, oldest first. Calls that
             were given up before went to `dead_letter`, the log and an event; `stats()` has their
             number, `gave_up`. See `FailbackInvoker.close`.
+
+        Raises:
+            TypeError, ConfigurationError: `drain_timeout` is no time. Nothing is closed.
         """
+        to_ns(drain_timeout, subject="drain_timeout")
         try:
             undelivered: list[FailedCall] = self._queues.close(drain_timeout)
             return undelivered
         finally:
+            self._close_servers()
             if self._manager is not None:
                 self._manager.close()
-            self._close_servers()

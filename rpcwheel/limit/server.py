@@ -191,7 +191,9 @@ class ServerLimit:
                 valid = named if named and criticalities == 1 else DEFAULT_CRITICALITY
                 criticality = self._capped(valid)
             elif key == NONCE_KEY:
-                nonce = str(value)
+                # gRPC receives other values too, but does not send them.
+                is_valid = isinstance(value, str) and value.isascii() and value.isprintable()
+                nonce = value if is_valid else ""
             elif key == HEARTBEAT_KEY and self._max_criticality is None and not is_stream:
                 return UNLIMITED
         return LimitedCall(self, method, criticality, nonce)

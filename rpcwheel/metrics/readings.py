@@ -169,9 +169,10 @@ def read() -> Iterator[tuple[Metric, Series]]:
     """Yield all metrics with their values."""
     from rpcwheel.status.snapshot import snapshot  # now: the import takes 20 ms
 
+    ended = ENDED.values()  # before: what ends meanwhile would be counted twice
     status = snapshot()
     calls = dict(read_calls(components.count_calls()))
-    gauges = read_components(status)
+    gauges = read_components(status, ended)
     yield from calls.items()
     expected = _expected(status, calls, gauges)
     for source in EVENTS:
@@ -213,13 +214,19 @@ def _expected(
     }
 
 
-def read_components(status: Status) -> dict[Metric, Series]:
+def read_components(
+    status: Status, ended: Iterable[tuple[Metric, Labels, Value]]
+) -> dict[Metric, Series]:
     """Return the metrics of timers, queues, connections, limits and registries.
 
     Values with equal labels become one, by `Metric.combine`.
+
+    Args:
+        status: The components that run.
+        ended: The counts of those that had ended before.
     """
     all_series: dict[Metric, Series] = {metric: {} for metric in COMPONENTS}
-    for metric, values, value in (*ENDED.values(), *_component_values(status, COMPONENTS)):
+    for metric, values, value in (*ended, *_component_values(status, COMPONENTS)):
         series = all_series[metric]
         labels = tuple(text[:MAX_NAME] for text in values)
         if labels not in series and len(series) >= MAX_SERIES:

@@ -151,6 +151,15 @@ def test_a_coroutine_function_as_dead_letter_is_refused_without_an_event_loop():
             rpcwheel.Kit(**settings)
 
 
+def test_a_drain_timeout_that_is_no_time_closes_nothing(world):
+    kit = world.keep(world.api.Kit(status_port=0, heartbeat=10.0))
+    address = kit.status_address
+    with pytest.raises(TypeError, match="drain_timeout"):
+        world.do(kit.close, "soon")
+    assert kit.status_address == address is not None
+    world.keep(world.do(kit.channel, "127.0.0.1:1"))  # a closed kit with heartbeats makes none
+
+
 def parameters_of(function):
     return {one.name: one.default for one in inspect.signature(function).parameters.values()}
 

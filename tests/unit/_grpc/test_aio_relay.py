@@ -235,6 +235,20 @@ async def test_a_finished_attempt_does_not_keep_the_call_alive(failed):
 # Cancellation
 
 
+async def test_a_call_ends_although_the_coroutine_that_awaits_it_was_closed(relay):
+    """As that of a task that its program drops."""
+
+    async def wait():
+        await relay
+
+    relay.begin(attempt := RunningAttempt())
+    waiting = wait()
+    waiting.send(None)
+    waiting.close()
+    attempt.end_as(success())
+    assert relay.done()
+
+
 async def test_end_cancels_the_running_attempt_and_gives_the_caller_another_end(relay):
     relay.begin(attempt := UnreportedAttempt())
     task = await awaiting(relay)

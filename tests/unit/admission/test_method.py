@@ -2,6 +2,7 @@
 
 import threading
 from collections import Counter
+from datetime import timedelta
 from random import Random
 
 import pytest
@@ -9,9 +10,15 @@ import pytest
 from fixtures.forks import held_by_another_thread, holds_in_child
 from fixtures.timers import FullTimer, frequent_thread_switches, run_threads  # noqa: F401
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.admission import BreakerPolicy, BreakerState, ConcurrencyPolicy, ThrottlePolicy
+from rpcwheel.admission import (
+    BreakerPolicy,
+    BreakerState,
+    CircuitBreaker,
+    ConcurrencyPolicy,
+    ThrottlePolicy,
+)
 from rpcwheel.admission.method import Admitted, NotSent, Reason, Waiting
-from rpcwheel.admission.targets import AdmissionSettings, Breakers
+from rpcwheel.admission.targets import AdmissionSettings, Breakers, weak_check
 from rpcwheel.events import ThrottleBegan, ThrottleEnded
 from rpcwheel.limit import RatePolicy
 from rpcwheel.timer import ManualTimer
@@ -346,6 +353,19 @@ def half_open(timer, *, is_stream, rate=None):
     return admission
 
 
+@pytest.mark.parametrize(
+    "settings", [{"open_growth": 1e308}, {"open_duration": timedelta.max}], ids=str
+)
+def test_a_time_in_open_that_is_too_long_for_any_clock_ends_no_attempt_with_an_error(
+    timer, settings
+):
+    breaker = BreakerPolicy(minimum_calls=1, health_check=False, **settings)
+    admission = admission_of(timer, breaker=breaker)
+    admission.end(admission.enter(), "UNAVAILABLE")
+    assert admission.breaker.state is BreakerState.OPEN
+    assert admission.enter().pushback_ns > 0
+
+
 def test_a_breaker_is_a_problem_until_it_lets_calls_through(timer):
     admission = half_open(timer, is_stream=False)
     assert (admission.status().breaker, admission.status().problem) == ("half_open", "")
@@ -435,6 +455,54 @@ def test_what_is_set_by_hand_applies_to_breakers_that_are_made_later(timer):
     assert states == ["disabled", "forced_open", "closed", "closed"]
     breakers.reset()
     assert {one.state.value for one in breakers} == {"closed"}
+
+
+def test_a_breaker_that_is_made_while_another_thread_resets_all_is_reset(timer, monkeypatch):
+    breaker, forcing, go_on = BreakerPolicy(), threading.Event(), threading.Event()
+
+    def force_open(each):
+        forcing.set()
+        assert go_on.wait(WAIT_S)
+        original(each)
+
+    original = CircuitBreaker.force_open
+    monkeypatch.setattr(CircuitBreaker, "force_open", force_open)
+    breakers = Breakers([breaker])
+    client, settings = breakers.admission("shop:1", timer), AdmissionSettings(breaker=breaker)
+    breakers.force_open()
+    making = threading.Thread(target=client.method, args=("/shop.Orders/Get", settings))
+    making.start()
+    assert forcing.wait(WAIT_S)
+    resetting = threading.Thread(target=breakers.reset)
+    resetting.start()
+    resetting.join(0.1)  # it has to wait
+    go_on.set()
+    making.join(WAIT_S)
+    resetting.join(WAIT_S)
+    assert [each.state for each in breakers] == [BreakerState.CLOSED]
+
+
+@pytest.mark.usefixtures("frequent_thread_switches")
+def test_a_channel_is_found_for_a_health_check_while_others_open_and_close(target):
+    class Channel:
+        def check_health(self, done):
+            return False
+
+    channels = [Channel() for _ in range(100)]
+    check, results = weak_check(target), []
+
+    def open_and_close():
+        for _ in range(50):
+            for channel in channels:
+                target.add_channel(channel)
+            for channel in channels:
+                target.remove_channel(channel)
+
+    thread = threading.Thread(target=open_and_close)
+    thread.start()
+    while thread.is_alive():
+        check(results.append)
+    assert set(results) <= {True}
 
 
 @pytest.mark.usefixtures("frequent_thread_switches")

@@ -1,5 +1,8 @@
 """When exactly a window forgets an attempt, or a loss is forgotten. The models test the rest."""
 
+from collections import deque
+
+from rpcwheel.admission import window as window_module
 from rpcwheel.admission.window import CountWindow, LostTogether, TimeWindow
 
 
@@ -9,6 +12,26 @@ def test_an_attempt_leaves_a_window_of_calls_when_it_is_replaced():
         window.record(0, failed, slow)
         counts.append((window.calls, window.failures, window.slow))
     assert counts == [(1, 1, 1), (2, 1, 2), (3, 2, 2), (3, 1, 1), (3, 1, 0), (3, 0, 0)]
+
+
+def test_a_finalizer_may_end_an_attempt_while_another_replaces_a_failure(monkeypatch):
+    """It runs on the same thread, which has the lock."""
+
+    finalizers = []
+
+    class Interrupted(deque):
+        def popleft(self):
+            first = super().popleft()
+            while finalizers:
+                finalizers.pop()()
+            return first
+
+    monkeypatch.setattr(window_module, "deque", Interrupted)
+    window = CountWindow(2)
+    for failed, counts in ((True, (1, 1)), (False, (2, 1)), (False, (2, 0)), (True, (2, 1))):
+        finalizers[:] = [lambda: window.record(0, False, False)]
+        window.record(0, failed, False)
+        assert (window.calls, window.failures) == counts
 
 
 def test_an_attempt_at_the_first_instant_of_a_slot_counts_in_it():

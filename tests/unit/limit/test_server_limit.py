@@ -7,6 +7,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import grpc
+import pytest
 
 from fixtures.timers import FullTimer
 from fixtures.waiting import wait_until
@@ -14,6 +15,7 @@ from rpcwheel.events import OverloadBegan, OverloadEnded
 from rpcwheel.limit.limiter import UNLIMITED, RefusalReason
 from rpcwheel.limit.policy import LimitPolicy
 from rpcwheel.limit.server import ACCEPT_EVERY_NS, ServerLimit
+from rpcwheel.rpc import NONCE_KEY, REFUSED_KEY
 from rpcwheel.timer import ManualTimer
 
 BEGAN = 10**12
@@ -56,6 +58,16 @@ def test_calls_above_a_rate_are_not_reported_as_an_overload(events):
     assert limit.status().problem == ""
     limit.report_refused([(calls[1], RefusalReason.WAITED)], BEGAN)
     assert wait_until(lambda: [event.server for event in events.of(OverloadBegan)] == ["rated"])
+
+
+@pytest.mark.parametrize("nonce", ["a\x80b", "é", "a\nb", "\x7f", b"a"])
+def test_a_nonce_that_grpc_would_not_send_is_not_returned(nonce):
+    """The trailing metadata would be invalid, and the call would end with INTERNAL."""
+    policy = LimitPolicy()
+    limit = ServerLimit(policy, lambda _: policy, timer=None)
+    details = SimpleNamespace(method=DETAILS.method, invocation_metadata=((NONCE_KEY, nonce),))
+    _, _, metadata = limit.refusal(limit.call(details, HANDLER), RefusalReason.WAITED)
+    assert dict(metadata)[REFUSED_KEY] == ""
 
 
 def test_an_overload_of_which_the_end_cannot_be_seen_is_not_reported(events):

@@ -20,12 +20,12 @@ from rpcwheel.metrics.prometheus import split_method
 from rpcwheel.metrics.readings import (
     EndedComponents,
     EventCounts,
-    read_components,
+    read,
     start_counting,
 )
 from rpcwheel.metrics.table import EVENTS, MAX_SERIES, METRICS
 from rpcwheel.rpc import Criticality
-from rpcwheel.status.snapshot import snapshot
+from rpcwheel.telemetry import components
 from rpcwheel.telemetry.call_counts import MAX_NAME, MAX_QUEUED, OTHER
 
 METRIC = {source.metric.name: source.metric for source in EVENTS}
@@ -102,11 +102,11 @@ def test_no_event_is_lost_or_kept_if_threads_count_and_read_at_the_same_time():
         for _ in range(2000):
             counts(queued())
 
-    def read():
+    def read_series():
         for _ in range(200):
             series(counts, "failback_queued")
 
-    run_threads(emit, emit, emit, emit, read)
+    run_threads(emit, emit, emit, emit, read_series)
     assert series(counts, "failback_queued") == {("orders",): 8000}
 
 
@@ -154,7 +154,7 @@ def test_the_refused_calls_of_a_server_are_counted_also_when_it_has_ended():
     metric = next(one for one in METRICS if one.name == "rpcwheel_limit_refused")
 
     def refused():
-        counts = read_components(snapshot())[metric]
+        counts = dict(read())[metric]
         return {labels[1:]: calls for labels, calls in counts.items() if labels[0] == "ended"}
 
     start_counting()
@@ -166,6 +166,26 @@ def test_the_refused_calls_of_a_server_are_counted_also_when_it_has_ended():
         gc.collect()
         assert refused() == alive
     assert alive == {("sheddable", "waited"): 6.0}
+
+
+def test_a_component_that_ends_while_the_metrics_are_read_is_counted_once():
+    """A value that is too high would stay, because counters do not decrease."""
+    metric = next(one for one in METRICS if one.name == "rpcwheel_limit_refused")
+    limits = [ServerLimit(LimitPolicy(name="ends meanwhile"), lambda _: None, timer=None)]
+    limits[0].limiter.refused[Criticality.SHEDDABLE, RefusalReason.WAITED] = 3
+
+    class EndsIt:
+        def status(self):  # publishers are read after limits
+            limits.clear()
+            gc.collect()
+
+    start_counting()
+    last = EndsIt()
+    components.add("publisher", last)
+    for _ in range(2):
+        counts = dict(read())[metric]
+        assert counts["ends meanwhile", "sheddable", "waited"] == 3.0
+    assert limits == []
 
 
 @pytest.mark.parametrize(
