@@ -111,6 +111,15 @@ def test_an_attempt_may_have_its_own_timeout(shop, world):
     assert all(seen.time_remaining < 1 for seen in shop.calls)
 
 
+def test_an_infinite_deadline_is_no_limit(shop, world):
+    for settings in ({}, {"retry": None}):
+        channel = world.retrying(shop.target, **settings)
+        with deadline_scope(float("inf")):
+            call = world.call(channel)
+        assert call.result() == b"x"
+    assert [seen.time_remaining for seen in shop.calls] == [None, None]
+
+
 @in_every_way
 def test_a_call_whose_deadline_has_passed_is_not_sent(shop, client):
     no_default = DefaultResponsePolicy(on="UNAVAILABLE", default=client.default(b"safe"))
