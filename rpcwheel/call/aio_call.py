@@ -392,7 +392,7 @@ class RetryingCall(Relay):
     def _can_resend(self) -> bool:
         if self._requests is None:
             return not self._was_written
-        return self._requests.buffer.whole
+        return self._requests.replayable
 
     # --- The next attempt ---
 

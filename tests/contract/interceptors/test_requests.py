@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
 from fixtures.aio_channels import refused, sent
-from fixtures.clients import SYNC_WAYS, ways
+from fixtures.clients import LATER, SYNC_WAYS, ways
 from fixtures.counted_messages import CountedMessage
 from fixtures.shop import STREAM_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
@@ -82,6 +82,57 @@ def test_the_copies_of_requests_are_freed_with_their_call(shop, client):
         assert wait_until(lambda: not copies)
     finally:
         gc.enable()
+
+
+class Broken:
+    """The requests of a client: one message, and an error when the test calls `fail`."""
+
+    def __init__(self, client) -> None:
+        self._world = client.world
+        self._gate, self._raises = threading.Event(), threading.Event()
+        self.is_read = threading.Event()
+        """Whether a thread, or a task, waits for the second message."""
+
+    def fail(self) -> None:
+        """Let the iterator raise, and wait until its reader has got the error."""
+        self._gate.set()
+        assert self._raises.wait(WAIT_S)
+        if self._world.name == "sync":
+            self._reader.join(WAIT_S)
+        else:
+            self._world.do(bool)  # behind the step in which it raises
+
+    def requests(self):
+        return self._iterate() if self._world.name == "sync" else self._iterate_on_loop()
+
+    def _iterate(self):
+        yield b"a"
+        self._reader = threading.current_thread()
+        self.is_read.set()
+        self._gate.wait(WAIT_S)
+        self._raises.set()
+        raise ValueError("no more")
+
+    async def _iterate_on_loop(self):
+        yield b"a"
+        self.is_read.set()
+        await self._world.wait_for(self._gate)
+        self._raises.set()
+        raise ValueError("no more")
+
+
+def test_a_stream_whose_iterator_raises_before_the_retry_is_not_sent_again(shop, client, timer):
+    shop.then(hang := Hang(code="UNAVAILABLE"))
+    broken = Broken(client)
+    call = client.begin(client.open(retry=LATER, timer=timer), requests=broken.requests())
+    assert hang.begun.wait(WAIT_S)
+    assert broken.is_read.wait(WAIT_S)
+    shop.calls[0].ended.set()
+    wait_until(lambda: timer.pending == 1)
+    broken.fail()
+    timer.advance(5.0)
+    assert call.error().code() is grpc.StatusCode.UNAVAILABLE
+    assert len(shop.calls) == 1
 
 
 def broken():
