@@ -292,10 +292,7 @@ class RetryingCall(Relay):
         """Make the first attempt, which `start` begins in a coroutine, in a task."""
         pairs = self._metadata
         metadata = None if pairs is None else grpc.aio.Metadata(*pairs)
-        attempt = self._begin_attempt(timeout, metadata)
-        self._run_task(self._begin_awaited(attempt))
-        if self._task is not None:  # it may be canceled before its first step
-            self._task.add_done_callback(lambda _: attempt.close())
+        self._begin_later(self._begin_attempt(timeout, metadata))
         return self
 
     def fail_late(self) -> RetryingCall:
@@ -412,10 +409,15 @@ class RetryingCall(Relay):
     def _begin_next(self, step: NextAttempt) -> None:
         attempt = self._next_attempt(step)
         if isinstance(attempt, CoroutineType):
-            self.pause()
-            self._task = asyncio.get_running_loop().create_task(self._begin_awaited(attempt))
+            self._begin_later(attempt)
         else:
             self.begin(attempt)
+
+    def _begin_later(self, attempt: CoroutineType[Any, Any, Any]) -> None:
+        """Begin, in a task, an attempt that `start` begins in a coroutine."""
+        self._run_task(self._begin_awaited(attempt))
+        if self._task is not None:  # it may be canceled before its first step
+            self._task.add_done_callback(lambda _: attempt.close())
 
     def _next_attempt(self, step: NextAttempt) -> Any:
         """Make an attempt after the first one. Returns a call, or a coroutine that returns it."""

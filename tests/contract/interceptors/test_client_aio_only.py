@@ -174,6 +174,20 @@ async def test_canceling_a_task_that_waits_for_a_response_cancels_the_call(
     assert len(shop.calls) == 1
 
 
+@pytest.mark.parametrize("channels", ["interceptors"], indirect=True)
+async def test_a_retry_that_is_canceled_before_its_task_runs_leaves_no_coroutine(
+    shop, channels, timer
+):
+    shop.then("UNAVAILABLE")
+    call = channels.retrying(retry=PATIENT, timer=timer).unary_unary(UNARY_UNARY)(b"x")
+    await aio_wait_until(lambda: timer.pending)
+    timer.advance(30.0)
+    await asyncio.sleep(0)  # the task of the retry was created
+    assert call.cancel()  # pytest reports a coroutine that was never awaited
+    with pytest.raises(asyncio.CancelledError):
+        await call
+
+
 async def test_canceling_a_task_that_waits_for_the_status_does_not_cancel_the_call(shop, own):
     shop.then(hang := Hang())
     call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
