@@ -34,6 +34,7 @@ from rpcwheel._grpc.calls import (
     CLOSED_DURING_CALL,
     COLLECTED,
     InternalCallback,
+    Status,
     copy_details,
     copy_of,
     details_with_timeout,
@@ -365,15 +366,16 @@ class ClientCall:
         if self.requests is not None:
             self.requests.close()
 
-    def _respond(self, response: Response, error: Any) -> FinishedResponse:
+    def _respond(self, response: Response, error: BaseException) -> FinishedResponse:
         default, outcome = response
-        source, details = response_source(outcome, error.code().name, error.details())
+        code, details, initial, trailing = Status.of(error)
+        source, details = response_source(outcome, code.name, details)
         streams = self.kind.streams_responses
         return (FinishedStream if streams else FinishedResponse)(
             default_messages(default) if streams else default,
             details,
-            initial=metadata_tuple(error.initial_metadata()),
-            trailing=(*metadata_tuple(error.trailing_metadata()), (ANSWER_KEY, source)),
+            initial=initial,
+            trailing=(*trailing, (ANSWER_KEY, source)),
         )
 
     def _enqueue(self, policy: FailbackPolicy, error: BaseException) -> str | Exception | None:

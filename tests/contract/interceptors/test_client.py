@@ -30,6 +30,7 @@ from rpcwheel.call import (
     RetryPolicy,
     deadline_scope,
 )
+from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import (
     CallSlow,
     DefaultResponseUsed,
@@ -37,6 +38,7 @@ from rpcwheel.events import (
     RetryStopped,
     StreamStalled,
 )
+from rpcwheel.failback import FailbackPolicy
 from rpcwheel.timer import WheelTimer
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -391,6 +393,46 @@ def test_an_exception_of_an_inner_interceptor_is_raised_to_the_caller(shop, clie
         client.ask(channel)
     assert len(attempts) == 1
     assert not shop.calls
+
+
+class OnlyACode(grpc.RpcError):
+    """The error of an interceptor that does not have all methods of a status."""
+
+    def code(self):
+        return UNAVAILABLE
+
+
+class WrongMetadata(OnlyACode):
+    """Its trailing metadata does not consist of pairs."""
+
+    def trailing_metadata(self):
+        return {"key": "value"}
+
+
+class RaisesItself(OnlyACode):
+    def details(self):
+        raise LookupError
+
+
+@pytest.mark.parametrize("error", [OnlyACode, WrongMetadata, RaisesItself])
+@with_raising_interceptors
+def test_policies_answer_an_incomplete_error_of_an_inner_interceptor(shop, client, error):
+    attempts = []
+
+    def fail(details):
+        attempts.append(details)
+        raise error("a bug")
+
+    default = DefaultResponsePolicy(on="UNAVAILABLE", default=client.default(b"none"))
+    inner = noting(client.world, fail)
+    assert client.ask(client.open(inner=inner, default_response=default)) == b"none"
+    assert len(attempts) == 3
+    queues = client.world.do(client.world.interceptors.FailbackQueues)
+    client.world.do(queues.close)
+    failback = FailbackPolicy(retry_on="UNAVAILABLE")
+    refused = client.refused(client.open(inner=inner, failback=failback, queues=queues))
+    assert isinstance(refused, FailbackClosed)
+    assert refused.code() is UNAVAILABLE
 
 
 @held
