@@ -31,6 +31,7 @@ from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc.aio_finished import (
     CANCELLED,
     OK,
+    FinishedCall,
     failed_call,
     failed_with,
     finished_call,
@@ -83,7 +84,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextvars import Context
 
-    from rpcwheel._grpc.aio_finished import FinishedCall
     from rpcwheel.timer import Timeout
 
     from .client_state import ClientState
@@ -300,6 +300,8 @@ class RetryingCall(Relay):
         self._failed = _late(self.kind), failed_with(grpc.StatusCode.DEADLINE_EXCEEDED, LATE)
         self.attempts.late()
         self._end_failed()
+        if isinstance(self._final, FinishedCall):
+            self._final.is_new = True  # the first `write` raises its status
         return self
 
     def _begin_attempt(self, timeout: float | None, metadata: Any) -> Any:

@@ -18,7 +18,7 @@ from fixtures.counted_messages import CountedMessage
 from fixtures.shop import STREAM_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from fixtures.worlds import RETRY
-from rpcwheel.call import CallPolicy, DeadlinePolicy
+from rpcwheel.call import CallPolicy, DeadlinePolicy, DefaultResponsePolicy
 from rpcwheel.events import RetryStopped
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import intercept_channel
@@ -188,6 +188,16 @@ async def test_a_call_whose_requests_cannot_be_iterated_is_not_watched(own, time
     with pytest.raises(TypeError):
         channel.stream_unary(STREAM_UNARY)(5)
     assert timer.pending == 0
+
+
+async def test_the_first_write_to_a_call_that_was_late_raises_its_status(own):
+    default = DefaultResponsePolicy(on="INTERNAL", default=b"none")
+    for settings in ({}, {"default_response": default}):
+        call = own.retrying(**settings).stream_unary(STREAM_UNARY)(timeout=0)
+        error = await refused(call.write(b"a"))
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        with pytest.raises(asyncio.InvalidStateError, match="finished"):
+            await call.write(b"a")
 
 
 async def test_written_requests_are_not_sent_again(shop, own, events):
