@@ -57,7 +57,7 @@ from rpcwheel.telemetry.tracing import with_current_trace
 from .aio_requests import RequestStream
 from .attempts import (
     CHANNEL_CLOSED,
-    DEADLINE_PASSED,
+    LATE,
     NO_MORE_HEDGES,
     Attempts,
     Enqueue,
@@ -97,8 +97,6 @@ call, or a coroutine that returns a call."""
 
 TIMER_GRACE_S: Final = 1.0
 """How late a timer may be, within the deadline, before the loop continues without it."""
-
-LATE: Final = f"Deadline Exceeded before the call began: {DEADLINE_PASSED.reason}"
 
 NO_POLICY: Final = MethodConfig()
 

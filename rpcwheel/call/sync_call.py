@@ -57,6 +57,7 @@ from rpcwheel.telemetry.tracing import with_current_trace
 
 from .attempts import (
     CHANNEL_CLOSED,
+    LATE,
     Attempts,
     Enqueue,
     ReadRequests,
@@ -350,10 +351,7 @@ class ClientCall:
     def end_late(self) -> AnyCall:
         """Return the call for the caller if the deadline had passed before the call began."""
         self.attempts.late()
-        error = FinishedError(
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-            "Deadline Exceeded before the call began: its deadline has passed",
-        )
+        error = FinishedError(grpc.StatusCode.DEADLINE_EXCEEDED, LATE)
         try:
             return self.end(error, error)
         except FailbackError as refusal:
