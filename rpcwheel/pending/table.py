@@ -365,7 +365,6 @@ class PendingTable(Closing, ABC, Generic[F, V]):
         if connection is not None:
             self._by_connection.setdefault(connection, {})[key] = entry
         self._entries[key] = entry
-        self._without_response.pop(key, None)
         self._opened += 1
 
     def _take(self, entry: PendingEntry, ending: Ending | None) -> bool:
@@ -386,6 +385,7 @@ class PendingTable(Closing, ABC, Generic[F, V]):
             self._opened -= 1
             return True
         self._ended[ending] += 1
+        self._without_response.pop(key, None)  # that of an earlier call
         if ending in WITHOUT_RESPONSE:
             self._without_response[key] = ending, self._now_ns()
             if len(self._without_response) > REMEMBERED_CALLS:
