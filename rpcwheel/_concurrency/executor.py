@@ -168,13 +168,18 @@ class KeyedExecutor:
             self._running[key] = left
 
     def _next(self, key: Hashable) -> tuple[Hashable, Job] | None:
-        """Return the next waiting job: of this key if none of it runs, else of the next key."""
+        """Return the next waiting job: of this key if none of it runs, else of the next key.
+
+        While `SHARED_THREADS` jobs run, only of a key that has none: its thread was refused.
+        """
         if not self._waiting:
             return None
         if key in self._running or key not in self._waiting:
-            if self._busy() >= self._shared_threads:
+            shares = self._busy() < self._shared_threads
+            keys = [each for each in self._waiting if shares or each not in self._running]
+            if not keys:
                 return None
-            key = next(iter(self._waiting))
+            key = keys[0]
         return self._pop(key)
 
     def _pop(self, key: Hashable) -> tuple[Hashable, Job]:

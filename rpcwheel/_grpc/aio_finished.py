@@ -12,7 +12,7 @@ import grpc
 
 from rpcwheel.rpc import Kind
 
-from .calls import ENDED_HERE, aio_metadata, has_status, refused_classes, value_of
+from .calls import ENDED_HERE, Status, aio_metadata, has_status, refused_classes, value_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable
@@ -33,12 +33,8 @@ def status_of(error: BaseException) -> grpc.aio.AioRpcError:
     """Return an error as an `AioRpcError`; an error of another interceptor may have only a code."""
     if isinstance(error, grpc.aio.AioRpcError):
         return error
-    return grpc.aio.AioRpcError(
-        value_of(error, "code") or grpc.StatusCode.UNKNOWN,
-        aio_metadata(value_of(error, "initial_metadata")),
-        aio_metadata(value_of(error, "trailing_metadata")),
-        value_of(error, "details") or f"{type(error).__name__}: {error}",
-    )
+    code, details, initial, trailing = Status.of(error)
+    return grpc.aio.AioRpcError(code, aio_metadata(initial), aio_metadata(trailing), details)
 
 
 def failed_with(code: grpc.StatusCode, details: str | None) -> grpc.aio.AioRpcError:

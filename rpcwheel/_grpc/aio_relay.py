@@ -157,6 +157,11 @@ class Signal:
     def __init__(self) -> None:
         self._waiters: list[asyncio.Future[None]] = []
 
+    @property
+    def has_waiters(self) -> bool:
+        """Whether a task waits."""
+        return bool(self._waiters)
+
     async def wait(self) -> None:
         """Wait for the next `notify`."""
         waiter = self.waiter()
@@ -595,15 +600,17 @@ class ReadRelay(Relay):
         super().begin(call, is_new=is_new)
 
     def __del__(self) -> None:
-        if self._attempt is None:
+        if self._loop is None or self._final is not None:  # it has not begun, or has ended
             return
-        with contextlib.suppress(Exception):  # its loop is closed, or of another library
-            self._attempt.cancel()  # reports its end, if this is not a cyclic garbage collection
+        if self._attempt is not None:
+            with contextlib.suppress(Exception):  # its loop is closed, or of another library
+                self._attempt.cancel()  # reports its end, if this is no cyclic garbage collection
         with contextlib.suppress(RuntimeError):  # no loop runs
             if asyncio.get_running_loop() is self._loop:
                 self.finish(finished_call(self.kind, CANCELLED, CANCELLED_HERE))
                 return
-        self._release()  # a collection on another thread, on which no callback of users may run
+        with contextlib.suppress(RuntimeError):  # its loop is closed
+            self._release()  # a collection on another thread: no callback of users may run there
 
     def __aiter__(self) -> AsyncIterator[Any]:
         if self._uses_read:

@@ -255,10 +255,41 @@ def has_status(error: BaseException) -> bool:
 def value_of(call: object, name: str) -> Any:
     """Return what a method of a call or an error returns, such as `code`; None if it has none.
 
-    An error of another interceptor may have only some of the methods.
+    An error of another interceptor may have only some of the methods, and one may raise.
     """
     method = getattr(call, name, None)
-    return method() if callable(method) else None
+    try:
+        return method() if callable(method) else None
+    except Exception:  # noqa: BLE001 - of another library
+        return None
+
+
+def metadata_of(error: object, name: str) -> Metadata:
+    """Return what a method of an error returns, such as `trailing_metadata`; () if no pairs."""
+    try:
+        return metadata_tuple(value_of(error, name))
+    except (TypeError, ValueError):  # of another library, such as a dict
+        return ()
+
+
+class Status(NamedTuple):
+    """The status of a failed call."""
+
+    code: grpc.StatusCode
+    details: str
+    initial: Metadata
+    trailing: Metadata
+
+    @classmethod
+    def of(cls, error: BaseException) -> Status:
+        """Return the status in an error; that of another interceptor may have only a code."""
+        code, details = value_of(error, "code"), value_of(error, "details")
+        return cls(
+            code if isinstance(code, grpc.StatusCode) else grpc.StatusCode.UNKNOWN,
+            f"{type(error).__name__}: {error}" if details is None else details,
+            metadata_of(error, "initial_metadata"),
+            metadata_of(error, "trailing_metadata"),
+        )
 
 
 def code_name(code: object, default: str = "UNKNOWN") -> str:

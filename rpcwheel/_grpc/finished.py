@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
-from .calls import metadata_tuple, refused_classes
+from .calls import Status, refused_classes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -144,13 +144,9 @@ class FinishedError(grpc.RpcError, FinishedCall):
 class _Refused(FinishedError):
     """A failed call that failback could not queue: code and metadata of the failure."""
 
-    def __init__(self, refusal: FailbackError, error: Any) -> None:
-        super().__init__(
-            error.code(),
-            str(refusal),
-            initial=metadata_tuple(error.initial_metadata()),
-            trailing=metadata_tuple(error.trailing_metadata()),
-        )
+    def __init__(self, refusal: FailbackError, error: BaseException) -> None:
+        code, _, initial, trailing = Status.of(error)
+        super().__init__(code, str(refusal), initial=initial, trailing=trailing)
 
     def __str__(self) -> str:
         return self.details()

@@ -27,10 +27,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 
+from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc.aio_finished import (
     CANCELLED,
     OK,
+    FinishedCall,
     failed_call,
     failed_with,
     finished_call,
@@ -55,7 +57,7 @@ from rpcwheel.telemetry.tracing import with_current_trace
 from .aio_requests import RequestStream
 from .attempts import (
     CHANNEL_CLOSED,
-    DEADLINE_PASSED,
+    LATE,
     NO_MORE_HEDGES,
     Attempts,
     Enqueue,
@@ -83,7 +85,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextvars import Context
 
-    from rpcwheel._grpc.aio_finished import FinishedCall
     from rpcwheel.timer import Timeout
 
     from .client_state import ClientState
@@ -96,8 +97,6 @@ call, or a coroutine that returns a call."""
 
 TIMER_GRACE_S: Final = 1.0
 """How late a timer may be, within the deadline, before the loop continues without it."""
-
-LATE: Final = f"Deadline Exceeded before the call began: {DEADLINE_PASSED.reason}"
 
 NO_POLICY: Final = MethodConfig()
 
@@ -292,10 +291,7 @@ class RetryingCall(Relay):
         """Make the first attempt, which `start` begins in a coroutine, in a task."""
         pairs = self._metadata
         metadata = None if pairs is None else grpc.aio.Metadata(*pairs)
-        attempt = self._begin_attempt(timeout, metadata)
-        self._run_task(self._begin_awaited(attempt))
-        if self._task is not None:  # it may be canceled before its first step
-            self._task.add_done_callback(lambda _: attempt.close())
+        self._begin_later(self._begin_attempt(timeout, metadata))
         return self
 
     def fail_late(self) -> RetryingCall:
@@ -303,6 +299,8 @@ class RetryingCall(Relay):
         self._failed = _late(self.kind), failed_with(grpc.StatusCode.DEADLINE_EXCEEDED, LATE)
         self.attempts.late()
         self._end_failed()
+        if isinstance(self._final, FinishedCall):
+            self._final.is_new = True  # the first `write` raises its status
         return self
 
     def _begin_attempt(self, timeout: float | None, metadata: Any) -> Any:
@@ -392,7 +390,7 @@ class RetryingCall(Relay):
     def _can_resend(self) -> bool:
         if self._requests is None:
             return not self._was_written
-        return self._requests.buffer.whole
+        return self._requests.replayable
 
     # --- The next attempt ---
 
@@ -402,8 +400,17 @@ class RetryingCall(Relay):
             self._wait.cancel()
         self.pause()
         if self._state.channel_calls.add_waiting(self):
-            self._wait = _TimerWait(self._state, self._context, self._go_on, self._timer_stopped)
-            self._wait.start(at_ns, self.time_remaining)
+            go_on, stopped = weak_callback(self._go_on), weak_callback(self._timer_stopped)
+            self._wait = wait = _TimerWait(self._state, self._context, go_on, stopped)
+            wait.start(at_ns, self._deadline_ns)
+            is_read = self._signal is not None and self._signal.has_waiters
+            if is_read or not self._cancels_when_dropped:
+                wait.keep(self)
+
+    async def _wait_for_change(self) -> None:
+        if self._wait is not None:
+            self._wait.keep(self)  # the task that waits may have no other reference
+        await super()._wait_for_change()
 
     def _timer_stopped(self) -> None:
         self.attempts.timer_stopped()
@@ -412,10 +419,15 @@ class RetryingCall(Relay):
     def _begin_next(self, step: NextAttempt) -> None:
         attempt = self._next_attempt(step)
         if isinstance(attempt, CoroutineType):
-            self.pause()
-            self._task = asyncio.get_running_loop().create_task(self._begin_awaited(attempt))
+            self._begin_later(attempt)
         else:
             self.begin(attempt)
+
+    def _begin_later(self, attempt: CoroutineType[Any, Any, Any]) -> None:
+        """Begin, in a task, an attempt that `start` begins in a coroutine."""
+        self._run_task(self._begin_awaited(attempt))
+        if self._task is not None:  # it may be canceled before its first step
+            self._task.add_done_callback(lambda _: attempt.close())
 
     def _next_attempt(self, step: NextAttempt) -> Any:
         """Make an attempt after the first one. Returns a call, or a coroutine that returns it."""
@@ -584,9 +596,22 @@ class RetryingCall(Relay):
 
 
 class _TimerWait:
-    """A wait for the next attempt, which ends too if the timer is late or was stopped."""
+    """A wait for the next attempt, which ends too if the timer is late or was stopped.
 
-    __slots__ = ("_check", "_context", "_go_on", "_left_s", "_state", "_stopped", "_timeout")
+    It does not keep its call alive, so that a stream that its caller drops ends at once; see
+    `keep`.
+    """
+
+    __slots__ = (
+        "_check",
+        "_context",
+        "_deadline_ns",
+        "_go_on",
+        "_kept",
+        "_state",
+        "_stopped",
+        "_timeout",
+    )
 
     def __init__(
         self,
@@ -603,10 +628,16 @@ class _TimerWait:
         self._go_on, self._stopped = go_on, stopped
         self._timeout: Timeout | None = None
         self._check: asyncio.TimerHandle | None = None
+        self._kept: RetryingCall | None = None
 
-    def start(self, at_ns: int, left_s: Callable[[], float | None]) -> None:
-        """Wait until `at_ns`; the timer is checked at the latest after `left_s()`, the deadline."""
-        self._left_s = left_s
+    def keep(self, call: RetryingCall) -> None:
+        """Keep the call alive until the wait ends."""
+        if self._timeout is not None:
+            self._kept = call
+
+    def start(self, at_ns: int, deadline_ns: int) -> None:
+        """Wait until `at_ns`; the timer is checked at the latest at the deadline of the call."""
+        self._deadline_ns = deadline_ns
         loop, wait_s = asyncio.get_running_loop(), max(0, at_ns - self._state.now_ns()) / 1e9
         end = partial(self._context.run, self._end, self._go_on)
         self._timeout = self._state.schedule(lambda _: call_on_loop(loop, end), wait_s, "retry")
@@ -616,7 +647,7 @@ class _TimerWait:
             self._check_later(min(wait_s, TIMER_CHECK_INTERVAL_S) + TIMER_GRACE_S, at_ns)
 
     def _check_later(self, delay_s: float, at_ns: int) -> None:
-        left_s = self._left_s()
+        left_s = seconds_left(self._deadline_ns, self._state.now_ns())
         delay_s = delay_s if left_s is None else min(delay_s, left_s)
         check = partial(self._check_timer, self._state.timer, at_ns)
         later = asyncio.get_running_loop().call_later
@@ -632,8 +663,10 @@ class _TimerWait:
 
     def _end(self, then: Callable[[], object]) -> None:
         if self._timeout is not None:  # the wait has not ended
+            kept = self._kept
             self.cancel()
             then()
+            del kept
 
     def cancel(self) -> None:
         """End the wait. Idempotent."""
@@ -643,12 +676,7 @@ class _TimerWait:
         if self._check is not None:
             self._check.cancel()
             self._check = None
-        # No cycle: a stream that its caller drops is freed at once.
-        self._go_on = self._stopped = self._left_s = _nothing
-
-
-def _nothing() -> None:
-    """Do nothing, as nothing follows a wait that has ended."""
+        self._kept = None
 
 
 _CALLS: Final = classes_by_kind(RetryingCall, RELAYS)

@@ -45,14 +45,19 @@ class RequestStream:
         self._error: BaseException | None = None
 
     @property
+    def replayable(self) -> bool:
+        """Whether a new attempt can send all requests that were read."""
+        return self.buffer.whole and self._error is None
+
+    @property
     def is_buffered(self) -> bool:
         """Whether all requests were read and are in the buffer."""
-        return self.buffer.complete and self.buffer.whole
+        return self.buffer.complete and self.replayable
 
     @property
     def is_over(self) -> bool:
-        """Whether all requests were read, or the buffer has overflowed."""
-        return self.buffer.complete or not self.buffer.whole
+        """Whether all requests were read, or can't be sent again."""
+        return self.buffer.complete or not self.replayable
 
     def replay(self) -> _Replay:
         """Return the iterator of a new attempt. Those of earlier attempts end."""

@@ -139,8 +139,10 @@ class Response(NamedTuple):
 Step: TypeAlias = "NextAttempt | Wait | Stop"
 """What a plan decides about a failed attempt, and what the call does next."""
 
+LATE: Final = "Deadline Exceeded before the call began: its deadline has passed"
+"""The status details of a call whose deadline had passed before it began."""
+
 # Why a call has no further attempt. In the texts, "it" is the call.
-DEADLINE_PASSED: Final = Stop("its deadline has passed")
 NOT_NAMED: Final = Stop("`retry_on` does not name its status")
 COMMITTED: Final = Stop(
     "it can't be repeated: messages were received, or requests are not buffered"

@@ -13,7 +13,6 @@ Nothing in this module waits or does I/O. Any thread may use it.
 from __future__ import annotations
 
 import contextlib
-import time
 import weakref
 from contextvars import ContextVar
 from functools import cached_property, partial
@@ -24,7 +23,6 @@ from rpcwheel.admission.targets import Breakers
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import TimerError
 from rpcwheel.events import CallbackFailed, CallSlow, ExecutorRejected, StreamStalled, emit
-from rpcwheel.rpc import DEADLINE
 from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import checked_timer, clock_of, timer_name
@@ -37,6 +35,7 @@ from .config import (
     admission_settings,
     attempt_deadline_ns,
 )
+from .deadline import left_ns
 from .failed_calls import ClientFailback
 from .policy import CallPolicy, checked_calls
 
@@ -252,7 +251,7 @@ class ClientState:
         if self.refuse is not None:
             self.refuse()
         now_ns = self.now_ns()
-        deadline_ns = attempt_ns = config.deadline_ns(now_ns, own_ns, _left_ns())
+        deadline_ns = attempt_ns = config.deadline_ns(now_ns, own_ns, left_ns())
         if (config.retry is not None or config.hedging is not None) and now_ns < deadline_ns:
             attempt_ns = attempt_deadline_ns(config.retry, now_ns, deadline_ns)
             budget = self.budget_of(config)
@@ -329,12 +328,6 @@ class ClientState:
 def _report_slow(event: CallSlow, _: Timeout) -> None:
     """Emit an event on a worker: sinks and log handlers of users may block the timer's thread."""
     EXECUTOR.submit(("slow", event.method), partial(emit, event))
-
-
-def _left_ns() -> int | None:
-    """Return the time until the deadline of the call being served; None without a deadline."""
-    deadline_ns = DEADLINE.get()
-    return None if deadline_ns is None else deadline_ns - time.monotonic_ns()
 
 
 def seconds_left(deadline_ns: int, now_ns: int) -> float | None:

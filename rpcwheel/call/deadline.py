@@ -54,6 +54,12 @@ def current_deadline() -> Deadline | None:
     return None if at_ns is None else Deadline(at_ns)
 
 
+def left_ns() -> int | None:
+    """Return the nanoseconds until the current deadline; None if it is infinite, or not set."""
+    at_ns = DEADLINE.get()
+    return None if at_ns is None or at_ns == NEVER else at_ns - time.monotonic_ns()
+
+
 @contextmanager
 def deadline_scope(timeout: Duration) -> Iterator[Deadline]:
     """Give all calls in a `with` block one common deadline.

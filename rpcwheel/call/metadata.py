@@ -19,7 +19,7 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from rpcwheel._grpc.calls import metadata_tuple, value_of, was_not_sent
+from rpcwheel._grpc.calls import metadata_of, metadata_tuple, value_of, was_not_sent
 from rpcwheel.rpc import (
     CODES,
     CRITICALITY,
@@ -147,7 +147,7 @@ def pushback_ns(trailing: Iterable[tuple[str, str | bytes]] | None) -> int | Non
     """
     for key, value in trailing or ():
         if key == PUSHBACK_KEY:
-            text = value.decode("ascii", "replace") if isinstance(value, bytes) else value
+            text = value.decode("ascii", "replace") if isinstance(value, bytes) else str(value)
             is_digits = text.isascii() and text.isdecimal()
             is_valid = is_digits and len(text) <= MAX_PUSHBACK_DIGITS
             return int(text) * 1_000_000 if is_valid else FORBID_NS
@@ -169,7 +169,7 @@ def result_of(
     code = getattr(value_of(error, "code"), "name", None)
     if code not in CODES:  # it is no status of gRPC, but perhaps a bug: not to be repeated
         return AttemptResult(code="UNKNOWN", error=error, committed=True)
-    trailing = value_of(error, "trailing_metadata")
+    trailing = metadata_of(error, "trailing_metadata")
     result = AttemptResult(code, error, pushback_ns(trailing), committed)
     if was_not_sent(error):
         return replace(result, not_sent=True)
@@ -178,7 +178,7 @@ def result_of(
         return replace(result, refused=True, is_proven=True) if gone else result
     if code not in REFUSAL_CODES:
         return result
-    echoes = [value for key, value in trailing or () if key == REFUSED_KEY]
+    echoes = [value for key, value in trailing if key == REFUSED_KEY]
     is_proven = nonce is not None and echoes == [nonce]
     return replace(result, refused=bool(echoes), is_proven=is_proven)
 

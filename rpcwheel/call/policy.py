@@ -30,7 +30,7 @@ from rpcwheel.admission.policy import (
     ThrottlePolicy,
 )
 from rpcwheel.backoff import DEFAULT_JITTER, JitteredWait
-from rpcwheel.durations import to_ns
+from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.limit.policy import ADAPTIVE, Limit, LimitPolicy
 from rpcwheel.limit.rate import Rate, RatePolicy
@@ -558,7 +558,7 @@ def _ineffective(
         if not isinstance(limit, (int, float, timedelta)):
             continue
         timeout = timeout_of()
-        if reaches(limit * shortest, timeout):
+        if reaches(to_seconds(to_ns(limit)) * shortest, timeout):
             yield (
                 f"retry: {name} ({limit}) leaves no time for another attempt, because timeout "
                 f"({timeout}) is for all attempts together; give less, or leave it out"

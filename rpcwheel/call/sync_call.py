@@ -34,6 +34,7 @@ from rpcwheel._grpc.calls import (
     CLOSED_DURING_CALL,
     COLLECTED,
     InternalCallback,
+    Status,
     copy_details,
     copy_of,
     details_with_timeout,
@@ -56,6 +57,7 @@ from rpcwheel.telemetry.tracing import with_current_trace
 
 from .attempts import (
     CHANNEL_CLOSED,
+    LATE,
     Attempts,
     Enqueue,
     ReadRequests,
@@ -349,10 +351,7 @@ class ClientCall:
     def end_late(self) -> AnyCall:
         """Return the call for the caller if the deadline had passed before the call began."""
         self.attempts.late()
-        error = FinishedError(
-            grpc.StatusCode.DEADLINE_EXCEEDED,
-            "Deadline Exceeded before the call began: its deadline has passed",
-        )
+        error = FinishedError(grpc.StatusCode.DEADLINE_EXCEEDED, LATE)
         try:
             return self.end(error, error)
         except FailbackError as refusal:
@@ -365,15 +364,16 @@ class ClientCall:
         if self.requests is not None:
             self.requests.close()
 
-    def _respond(self, response: Response, error: Any) -> FinishedResponse:
+    def _respond(self, response: Response, error: BaseException) -> FinishedResponse:
         default, outcome = response
-        source, details = response_source(outcome, error.code().name, error.details())
+        code, details, initial, trailing = Status.of(error)
+        source, details = response_source(outcome, code.name, details)
         streams = self.kind.streams_responses
         return (FinishedStream if streams else FinishedResponse)(
             default_messages(default) if streams else default,
             details,
-            initial=metadata_tuple(error.initial_metadata()),
-            trailing=(*metadata_tuple(error.trailing_metadata()), (ANSWER_KEY, source)),
+            initial=initial,
+            trailing=(*trailing, (ANSWER_KEY, source)),
         )
 
     def _enqueue(self, policy: FailbackPolicy, error: BaseException) -> str | Exception | None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import enum
 import sys
 import threading
-import time
 import warnings
 import weakref
 from abc import ABC, abstractmethod
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from rpcwheel._concurrency.closing import Closing
+from rpcwheel.call.deadline import left_ns
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import (
     CallsClosed,
@@ -33,7 +33,6 @@ from rpcwheel.errors import (
     safe_repr,
 )
 from rpcwheel.events import LateResponse, UnmatchedResponse, emit
-from rpcwheel.rpc import DEADLINE
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import checked_timer, clock_of
 
@@ -366,7 +365,6 @@ class PendingTable(Closing, ABC, Generic[F, V]):
         if connection is not None:
             self._by_connection.setdefault(connection, {})[key] = entry
         self._entries[key] = entry
-        self._without_response.pop(key, None)
         self._opened += 1
 
     def _take(self, entry: PendingEntry, ending: Ending | None) -> bool:
@@ -387,6 +385,7 @@ class PendingTable(Closing, ABC, Generic[F, V]):
             self._opened -= 1
             return True
         self._ended[ending] += 1
+        self._without_response.pop(key, None)  # that of an earlier call
         if ending in WITHOUT_RESPONSE:
             self._without_response[key] = ending, self._now_ns()
             if len(self._without_response) > REMEMBERED_CALLS:
@@ -488,10 +487,8 @@ class _Expiry:
 def _effective_timeout_ns(timeout: Duration | None) -> int:
     """The timeout of a call that begins now: the earlier of this one and the deadline."""
     timeout_ns = NEVER if timeout is None else to_ns(timeout, subject="timeout")
-    deadline_ns = DEADLINE.get()
-    if deadline_ns is None or deadline_ns == NEVER:
-        return timeout_ns
-    return min(timeout_ns, deadline_ns - time.monotonic_ns())
+    until_ns = left_ns()  # until the deadline
+    return timeout_ns if until_ns is None else min(timeout_ns, until_ns)
 
 
 def _check_error(error: object) -> None:

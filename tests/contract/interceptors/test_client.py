@@ -30,6 +30,7 @@ from rpcwheel.call import (
     RetryPolicy,
     deadline_scope,
 )
+from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import (
     CallSlow,
     DefaultResponseUsed,
@@ -37,6 +38,7 @@ from rpcwheel.events import (
     RetryStopped,
     StreamStalled,
 )
+from rpcwheel.failback import FailbackPolicy
 from rpcwheel.timer import WheelTimer
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -109,6 +111,15 @@ def test_an_attempt_may_have_its_own_timeout(shop, world):
     channel = world.retrying(shop.target, retry=retry_after(max_attempts=100, attempt_timeout=0.3))
     assert world.call(channel, timeout=2 * WAIT_S).result() == b"x"
     assert all(seen.time_remaining < 1 for seen in shop.calls)
+
+
+def test_an_infinite_deadline_is_no_limit(shop, world):
+    for settings in ({}, {"retry": None}):
+        channel = world.retrying(shop.target, **settings)
+        with deadline_scope(float("inf")):
+            call = world.call(channel)
+        assert call.result() == b"x"
+    assert [seen.time_remaining for seen in shop.calls] == [None, None]
 
 
 @in_every_way
@@ -382,6 +393,46 @@ def test_an_exception_of_an_inner_interceptor_is_raised_to_the_caller(shop, clie
         client.ask(channel)
     assert len(attempts) == 1
     assert not shop.calls
+
+
+class OnlyACode(grpc.RpcError):
+    """The error of an interceptor that does not have all methods of a status."""
+
+    def code(self):
+        return UNAVAILABLE
+
+
+class WrongMetadata(OnlyACode):
+    """Its trailing metadata does not consist of pairs."""
+
+    def trailing_metadata(self):
+        return {"key": "value"}
+
+
+class RaisesItself(OnlyACode):
+    def details(self):
+        raise LookupError
+
+
+@pytest.mark.parametrize("error", [OnlyACode, WrongMetadata, RaisesItself])
+@with_raising_interceptors
+def test_policies_answer_an_incomplete_error_of_an_inner_interceptor(shop, client, error):
+    attempts = []
+
+    def fail(details):
+        attempts.append(details)
+        raise error("a bug")
+
+    default = DefaultResponsePolicy(on="UNAVAILABLE", default=client.default(b"none"))
+    inner = noting(client.world, fail)
+    assert client.ask(client.open(inner=inner, default_response=default)) == b"none"
+    assert len(attempts) == 3
+    queues = client.world.do(client.world.interceptors.FailbackQueues)
+    client.world.do(queues.close)
+    failback = FailbackPolicy(retry_on="UNAVAILABLE")
+    refused = client.refused(client.open(inner=inner, failback=failback, queues=queues))
+    assert isinstance(refused, FailbackClosed)
+    assert refused.code() is UNAVAILABLE
 
 
 @held

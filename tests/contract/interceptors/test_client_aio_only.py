@@ -1,11 +1,12 @@
 """Calls of `grpc.aio` only: awaiting, tasks, iteration and `read`, callbacks, event loops."""
 
 import asyncio
+import gc
 
 import grpc
 import pytest
 
-from fixtures.aio_channels import others, read_all, refused, sent
+from fixtures.aio_channels import others, read_all, refused, sent, steps
 from fixtures.event_loops import uvloop
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, all_channels_but
@@ -172,6 +173,53 @@ async def test_canceling_a_task_that_waits_for_a_response_cancels_the_call(
     assert not timer.pending
     await aio_wait_until(shop.calls[0].ended.is_set)
     assert len(shop.calls) == 1
+
+
+async def test_a_stream_that_is_dropped_between_two_attempts_ends_at_once(shop, own, timer):
+    shop.then("UNAVAILABLE")
+    slow = DeadlinePolicy(slow_call_threshold=9.0)
+    channel = own.retrying(retry=PATIENT, timeout=slow, timer=timer)
+    call = channel.unary_stream(UNARY_STREAM)(b"x")
+    await aio_wait_until(lambda: timer.pending == 2)
+    gc.disable()
+    try:
+        del call
+        assert timer.pending == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_task_that_waits_for_a_retry_needs_no_other_reference(shop, own, timer, reads):
+    codes = []
+
+    async def wait():
+        stream = own.retrying(retry=PATIENT, timer=timer).unary_stream(UNARY_STREAM)(b"x")
+        # A task that reads waits for the retry only when it has got the failure.
+        codes.append((await refused(read_all(stream))).code() if reads else await stream.code())
+
+    shop.then("UNAVAILABLE", "NOT_FOUND")
+    asyncio.get_running_loop().create_task(wait())  # without a reference
+    await aio_wait_until(lambda: timer.pending)
+    await steps()
+    gc.collect()
+    timer.advance(30.0)
+    await aio_wait_until(lambda: codes)
+    assert codes == [grpc.StatusCode.NOT_FOUND]
+
+
+@pytest.mark.parametrize("channels", ["interceptors"], indirect=True)
+async def test_a_retry_that_is_canceled_before_its_task_runs_leaves_no_coroutine(
+    shop, channels, timer
+):
+    shop.then("UNAVAILABLE")
+    call = channels.retrying(retry=PATIENT, timer=timer).unary_unary(UNARY_UNARY)(b"x")
+    await aio_wait_until(lambda: timer.pending)
+    timer.advance(30.0)
+    await asyncio.sleep(0)  # the task of the retry was created
+    assert call.cancel()  # pytest reports a coroutine that was never awaited
+    with pytest.raises(asyncio.CancelledError):
+        await call
 
 
 async def test_canceling_a_task_that_waits_for_the_status_does_not_cancel_the_call(shop, own):

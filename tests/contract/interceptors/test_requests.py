@@ -13,12 +13,12 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
 from fixtures.aio_channels import refused, sent
-from fixtures.clients import SYNC_WAYS, ways
+from fixtures.clients import LATER, SYNC_WAYS, ways
 from fixtures.counted_messages import CountedMessage
 from fixtures.shop import STREAM_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from fixtures.worlds import RETRY
-from rpcwheel.call import CallPolicy, DeadlinePolicy
+from rpcwheel.call import CallPolicy, DeadlinePolicy, DefaultResponsePolicy
 from rpcwheel.events import RetryStopped
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import intercept_channel
@@ -84,6 +84,57 @@ def test_the_copies_of_requests_are_freed_with_their_call(shop, client):
         gc.enable()
 
 
+class Broken:
+    """The requests of a client: one message, and an error when the test calls `fail`."""
+
+    def __init__(self, client) -> None:
+        self._world = client.world
+        self._gate, self._raises = threading.Event(), threading.Event()
+        self.is_read = threading.Event()
+        """Whether a thread, or a task, waits for the second message."""
+
+    def fail(self) -> None:
+        """Let the iterator raise, and wait until its reader has got the error."""
+        self._gate.set()
+        assert self._raises.wait(WAIT_S)
+        if self._world.name == "sync":
+            self._reader.join(WAIT_S)
+        else:
+            self._world.do(bool)  # behind the step in which it raises
+
+    def requests(self):
+        return self._iterate() if self._world.name == "sync" else self._iterate_on_loop()
+
+    def _iterate(self):
+        yield b"a"
+        self._reader = threading.current_thread()
+        self.is_read.set()
+        self._gate.wait(WAIT_S)
+        self._raises.set()
+        raise ValueError("no more")
+
+    async def _iterate_on_loop(self):
+        yield b"a"
+        self.is_read.set()
+        await self._world.wait_for(self._gate)
+        self._raises.set()
+        raise ValueError("no more")
+
+
+def test_a_stream_whose_iterator_raises_before_the_retry_is_not_sent_again(shop, client, timer):
+    shop.then(hang := Hang(code="UNAVAILABLE"))
+    broken = Broken(client)
+    call = client.begin(client.open(retry=LATER, timer=timer), requests=broken.requests())
+    assert hang.begun.wait(WAIT_S)
+    assert broken.is_read.wait(WAIT_S)
+    shop.calls[0].ended.set()
+    wait_until(lambda: timer.pending == 1)
+    broken.fail()
+    timer.advance(5.0)
+    assert call.error().code() is grpc.StatusCode.UNAVAILABLE
+    assert len(shop.calls) == 1
+
+
 def broken():
     yield b"a"
     raise ValueError("no more")
@@ -137,6 +188,16 @@ async def test_a_call_whose_requests_cannot_be_iterated_is_not_watched(own, time
     with pytest.raises(TypeError):
         channel.stream_unary(STREAM_UNARY)(5)
     assert timer.pending == 0
+
+
+async def test_the_first_write_to_a_call_that_was_late_raises_its_status(own):
+    default = DefaultResponsePolicy(on="INTERNAL", default=b"none")
+    for settings in ({}, {"default_response": default}):
+        call = own.retrying(**settings).stream_unary(STREAM_UNARY)(timeout=0)
+        error = await refused(call.write(b"a"))
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        with pytest.raises(asyncio.InvalidStateError, match="finished"):
+            await call.write(b"a")
 
 
 async def test_written_requests_are_not_sent_again(shop, own, events):

@@ -9,6 +9,7 @@ from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import each_kind
 from rpcwheel._grpc.calls import (
+    Status,
     failure_of,
     has_status,
     is_blocking_unary,
@@ -41,6 +42,20 @@ def test_only_failures_of_calls_have_a_status():
     assert has_status(FinishedError(grpc.StatusCode.DEADLINE_EXCEEDED, ""))
     others = (grpc.RpcError(), ValueError(), grpc.FutureCancelledError())
     assert not any(map(has_status, others))
+
+
+class Numbered(grpc.RpcError):
+    """An error of an interceptor whose code is a number."""
+
+    def code(self):
+        return 14
+
+
+def test_a_status_is_read_as_far_as_an_error_has_it():
+    pair = (("k", "v"),)
+    whole = FinishedError(grpc.StatusCode.ABORTED, "", initial=pair, trailing=pair)
+    assert Status.of(whole) == (grpc.StatusCode.ABORTED, "", pair, pair)
+    assert Status.of(Numbered("a")) == (grpc.StatusCode.UNKNOWN, "Numbered: a", (), ())
 
 
 def test_a_callback_of_run_at_end_does_not_keep_the_call_alive(shop, shop_channel):

@@ -19,6 +19,7 @@ from rpcwheel.call import (
     MethodPolicy,
     RetryPolicy,
 )
+from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.methods import matches
 
@@ -166,6 +167,12 @@ def test_limits_within_the_timeout_are_accepted():
     ):
         assert CallPolicy(**settings)
     assert CallPolicy(methods={"/a/*": silent}).policy_for("/a/b").timeout.message_timeout == 5.0
+
+
+def test_a_backoff_that_no_float_can_hold_is_refused_as_any_that_is_too_long():
+    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=10**400)
+    with pytest.raises(ConfigurationError, match="leaves no time for another attempt"):
+        CallPolicy(timeout=5.0, retry=retry)
 
 
 # A value like others

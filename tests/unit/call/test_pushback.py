@@ -22,6 +22,7 @@ PUSHBACK = "grpc-retry-pushback-ms"
         ([(PUSHBACK, "0")], 0),
         ([(PUSHBACK, "250")], 250_000_000),
         ([(PUSHBACK, b"250")], 250_000_000),
+        ([(PUSHBACK, 250)], 250_000_000),  # in an error of an interceptor
         ([("other", "5"), (PUSHBACK, "7"), (PUSHBACK, "8")], 7_000_000),
         ([(PUSHBACK, "-1")], FORBID_NS),
         ([(PUSHBACK, "")], FORBID_NS),

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from rpcwheel.call.aio_call import _TimerWait
+from rpcwheel.durations import NEVER
 
 
 class LateTimer:
@@ -39,6 +40,6 @@ async def test_a_wait_whose_timer_is_late_ends_before_the_deadline(monkeypatch, 
     late, ends = LateTimer(), []
     monkeypatch.setattr(asyncio.get_running_loop(), "call_later", late.call_later)
     wait = _TimerWait(late, copy_context(), lambda: ends.append(late.now_s), ends.clear)
-    wait.start(2_500_000_000, lambda: None if deadline_s is None else deadline_s - late.now_s)
+    wait.start(2_500_000_000, NEVER if deadline_s is None else round(deadline_s * 1e9))
     late.run_checks()
     assert ends == [end_s]

@@ -220,6 +220,20 @@ def test_a_job_whose_thread_cannot_start_waits_for_another_thread(pool, events, 
     assert first.wait(WAIT_S)
 
 
+def test_a_job_whose_thread_cannot_start_takes_a_free_thread_while_others_hang(
+    pool, hang, monkeypatch
+):
+    jobs = [hang() for _ in range(3)]
+    for key, job in zip(("hanging", "hanging", "other"), jobs, strict=True):
+        pool.submit(key, job)
+        assert job.began.wait(WAIT_S)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", cannot_start)
+        done = run(pool, "refused")
+    jobs[2].end.set()
+    assert done.wait(WAIT_S / 2)  # before those that hang end
+
+
 def test_refused_jobs_of_a_key_start_in_order(monkeypatch):
     pool, order = KeyedExecutor("rpcwheel-test", shared_threads=1), []
     with monkeypatch.context() as patch:

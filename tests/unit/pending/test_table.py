@@ -87,9 +87,13 @@ def test_a_call_that_the_timer_refuses_leaves_no_entry(world):
     timer = WheelTimer(max_pending=1)
     calls = world.module.PendingCalls(timer)
     world.do(calls.open, 1, timeout=60.0, connection="a")
+    timed_out = world.do(calls.open, 2, timeout=0)
     with pytest.raises(TooManyTimeouts):
         world.do(calls.open, 2, timeout=60.0, connection="a")
-    assert (calls.pending, calls.stats().opened) == (1, 1)
+    assert (calls.pending, calls.stats().opened) == (1, 2)
+    world.do(calls.received, 2, "of the first call with this key")
+    assert (calls.stats().late, calls.stats().unknown) == (1, 0)
+    assert isinstance(outcome(timed_out), CallTimeout)
     timer.stop()
     with pytest.raises(TimerStopped):
         world.do(calls.open, 3, timeout=60.0, connection="a")
