@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from rpcwheel._concurrency.closing import AsyncClosing
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.loop import await_future, call_on_loop, on_worker, running_loop
 from rpcwheel.call.idempotency import new_key, with_idempotency_key
 from rpcwheel.errors import FailbackError
@@ -23,7 +24,7 @@ from .journaled import JournalStore
 from .queued_call import QueuedCall, SavedCall
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
     from concurrent.futures import Future
 
     from rpcwheel.call.failback_policy import FailedCall
@@ -163,8 +164,10 @@ async def close(queue: FailbackQueue, drain_timeout: Duration) -> list[FailedCal
 
 
 def close_empty(invoker: FailbackInvoker) -> None:
-    """Close an invoker that was just made. Does not block: nothing was taken from a journal."""
-    invoker._queue.end_at_exit()  # noqa: SLF001 - of this package
+    """Close an invoker that was just made. Does not block: a worker gives its journal back."""
+    queue = invoker._queue  # noqa: SLF001 - of this package
+    queue.begin_close(0)
+    EXECUTOR.submit((queue, "close"), queue.end_close)
 
 
 async def _wait_done(done: Future[None], seconds: float) -> bool:
@@ -228,9 +231,21 @@ async def _store(
     if delay_ns is None:
         return None
     appended = store.append_later(call, delay_ns)
-    with contextlib.suppress(FailbackError, TimeoutError):  # raised by `end_append`
-        await await_future(appended, store.journal.url.timeout_s)
-    return queue.end_enqueue(call, delay_ns, partial(store.end_append, appended, delay_ns))
+    end = partial(queue.end_enqueue, call, delay_ns, partial(store.end_append, appended, delay_ns))
+    try:
+        with contextlib.suppress(FailbackError, TimeoutError):  # raised by `end`
+            await await_future(appended, store.journal.url.timeout_s)
+    except asyncio.CancelledError:
+        report = partial(_report_enqueued, end)
+        appended.add_done_callback(lambda _: EXECUTOR.submit((queue, "first attempts"), report))
+        raise
+    return end()
+
+
+def _report_enqueued(end: Callable[[], object]) -> None:
+    """Count and report a call whose caller was canceled, after it was stored or refused."""
+    with contextlib.suppress(FailbackError):
+        end()
 
 
 # --- Further attempts ---
@@ -241,32 +256,42 @@ def _queued_call(saved: SavedCall, error: BaseException, started_ns: int) -> Que
 
 
 def _give_up(loop: asyncio.AbstractEventLoop, attempt: Attempt) -> None:
-    def begin() -> None:
-        failed = _failed(attempt, attempt.call.error)
-        attempt.task = loop.create_task(failed, context=attempt.context())
-
-    _begin(loop, attempt, begin)
+    _begin(loop, attempt, lambda: _failed(attempt, attempt.call.error))
 
 
 def _start(loop: asyncio.AbstractEventLoop, attempt: Attempt) -> None:
-    _begin(loop, attempt, partial(_start_task, loop, attempt))
+    _begin(loop, attempt, lambda: _make(attempt))
 
 
-def _begin(loop: asyncio.AbstractEventLoop, attempt: Attempt, begin: Callable[[], None]) -> None:
-    """Begin an attempt on its loop. If the loop is closed, now or later, the attempt is lost."""
+def _begin(
+    loop: asyncio.AbstractEventLoop, attempt: Attempt, step: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    """Run a step of an attempt on its loop. If the loop is closed, now or later, it is lost."""
     attempt.queue.on_loops = True
     if attempt.background is not None:
         attempt.background.is_lost = loop.is_closed
-    if not call_on_loop(loop, begin):
+    if not call_on_loop(loop, _start_task, loop, attempt, step):
         attempt.loop_closed()
 
 
-def _start_task(loop: asyncio.AbstractEventLoop, attempt: Attempt) -> None:
+def _start_task(
+    loop: asyncio.AbstractEventLoop, attempt: Attempt, step: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
     name = f"retry of {attempt.call.label}"
-    task = loop.create_task(_make(attempt), name=name, context=attempt.context())
+    task = loop.create_task(step(), name=name, context=attempt.context())
     attempt.task = task
+    task.add_done_callback(partial(_on_task_done, attempt))
     if attempt.background is not None:
         attempt.background.cancel = partial(call_on_loop, loop, task.cancel)
+
+
+def _on_task_done(attempt: Attempt, task: asyncio.Task[None]) -> None:
+    """Lose the call if its task was canceled, as by `asyncio.run` at its end.
+
+    The task may not have begun: then nothing in its coroutine has run.
+    """
+    if task.cancelled():
+        attempt.lost("its retry was cancelled")
 
 
 async def _make(attempt: Attempt) -> None:
@@ -278,9 +303,8 @@ async def _make(attempt: Attempt) -> None:
             await result
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
-        if task is not None and task.cancelling():  # as by `asyncio.run` at its end
-            attempt.lost("its retry was cancelled")
-            raise
+        if task is not None and task.cancelling():
+            raise  # `_on_task_done` ends the attempt
         await _failed(attempt, error)  # from within, as by a channel that was closed
     except Exception as error:  # noqa: BLE001 - the queue reports it
         await _failed(attempt, error)

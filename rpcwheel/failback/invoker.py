@@ -6,15 +6,16 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
-from rpcwheel.errors import public_name, safe_repr
+from rpcwheel.errors import ConfigurationError, public_name, safe_repr
 
 from .journaled import JournalStore
 from .queue import FailbackQueue
+from .queued_call import label_of
 from .routes import CallRoute
 from .stored_functions import FunctionCodec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rpcwheel.call.failback_policy import FailbackPolicy
     from rpcwheel.timer.api import Timer
@@ -32,6 +33,18 @@ _REGISTERED: Final[weakref.WeakSet[InvokerBase]] = weakref.WeakSet()
 def registered_functions() -> list[InvokerBase]:
     """List the invokers of the functions that are decorated by `with_failback(journal=...)`."""
     return sorted(_REGISTERED, key=repr)
+
+
+def queues_for(action: str, invokers: Iterable[InvokerBase]) -> list[FailbackQueue]:
+    """Return the queues of invokers, before an action that concerns all of them.
+
+    Raises:
+        RuntimeError: It is called inside an attempt of one of them, and would wait for itself.
+    """
+    queues = [invoker._queue for invoker in invokers]  # noqa: SLF001 - of this module
+    for queue in queues:
+        queue.refuse_inside(action)
+    return queues
 
 
 @public_name("FailbackInvoker")
@@ -71,12 +84,32 @@ class InvokerBase:
         """Store failed calls of this function, under the name of the queue.
 
         Raises:
-            ConfigurationError: An argument cannot be stored, or `order_key` names none.
+            ConfigurationError: An argument cannot be stored, `order_key` names none, or another
+                function with this journal has the name.
         """
         codec = FunctionCodec(function, self._queue.name)
         codec.check_order_key(self._queue.policy.order_key)
+        self._refuse_same_name(function)
         self._journal.codec = codec
         _REGISTERED.add(self)
+
+    def _refuse_same_name(self, function: Callable[..., Any]) -> None:
+        """Check that no other function has the name, under which its calls are stored.
+
+        It may be the same function, which was defined again, as by a reload of its module.
+        """
+        name, url = self._queue.name, self._journal.journal.url
+        for invoker in registered_functions():
+            queue, store = invoker._queue, invoker._journal  # noqa: SLF001 - of this class
+            is_same_queue = queue.name == name and store.journal.url.place == url.place
+            if invoker is self or queue.calls.closed or not is_same_queue or store.codec is None:
+                continue
+            label, other = label_of(function), label_of(store.codec.function)
+            if label != other:
+                raise ConfigurationError(
+                    f"{label} and {other} have the name {name!r} and the journal {url}: give each "
+                    "its own, with_failback(name=...), because calls are stored under it"
+                )
 
     def add_route(
         self,

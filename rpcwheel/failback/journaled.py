@@ -42,7 +42,7 @@ from rpcwheel.call.idempotency import idempotency_key, new_key, set_idempotency_
 from rpcwheel.call.matching import Matcher
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import FailbackClosed, FailbackError, JournalError, TimerError
-from rpcwheel.events import FailbackLeaseLost, TaskFailed, emit
+from rpcwheel.events import ExecutorRejected, FailbackLeaseLost, TaskFailed, emit
 from rpcwheel.journal.backend import (
     CallState,
     Dead,
@@ -157,7 +157,7 @@ class Lease:
 
 
 class Poller:
-    """Looks at a journal at an interval, and earlier if it is asked to, until the queue is closed.
+    """Looks at a journal at an interval, and earlier if it is asked to, until `end`.
 
     Thread-safe. One look runs at a time, on a worker thread. With a `ManualTimer`, `advance` looks
     too, while its clock stands still: so it cannot pass the end of the lease.
@@ -176,7 +176,7 @@ class Poller:
 
         Args:
             name: The name of the queue.
-            calls: Their end is that of the looks.
+            calls: Those of the queue. If it was closed, `start` has no effect.
             timeouts: For the interval.
             interval_s: The time between two looks.
             look: Called with the time within which calls must be due.
@@ -188,6 +188,8 @@ class Poller:
         self._interval_ns = to_ns(interval_s)
         self._look = look
         self._stopped = stopped
+        self.has_ended = False
+        """Whether no more looks begin."""
         self.reset()
 
     def reset(self) -> None:
@@ -204,10 +206,16 @@ class Poller:
             self._is_ticking = True
         self._set_tick()
 
+    def end(self) -> bool:
+        """Begin no more looks. False if that was done before."""
+        with self._calls.lock:
+            had_ended, self.has_ended = self.has_ended, True
+            return not had_ended
+
     def request(self) -> None:
         """Look soon. Never blocks."""
         with self._calls.lock:
-            if self._is_requested or self._calls.closed:
+            if self._is_requested or self.has_ended:
                 return
             self._is_requested = True
         # A `ManualTimer` may be advanced before a timeout is set, which would then be too late.
@@ -231,11 +239,11 @@ class Poller:
         """Look now, after a look that runs. Blocks."""
         with self._looking:
             self._is_requested = False
-            if not self._calls.closed:
+            if not self.has_ended:
                 self._look(within_s)
 
     def _tick(self) -> None:
-        if self._calls.closed:
+        if self.has_ended:
             return
         if self._timeouts.is_manual:
             self.look()
@@ -248,7 +256,7 @@ class Poller:
             self._set(self._interval_ns, self._tick)
         except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
             self._is_ticking = False
-            emit(TaskFailed(timer=self._name, task=callable_name(self._set_tick), error=error))
+            emit(ExecutorRejected(timer=self._name, task=callable_name(self._tick), error=error))
 
     def _set(self, delay_ns: int, method: Callable[[], None]) -> None:
         # Weak, so that a queue is freed that is dropped without `close`.
@@ -273,6 +281,7 @@ class JournalStore(Store):
         self._queue = weakref.ref(queue)  # it is freed at once if it is dropped without `close`
         self._calls.on_empty = weak_callback(self._on_empty)
         self._retry_codes = Matcher(policy.retry_on).codes(grpc.RpcError)
+        self._timeouts = timeouts
         self._now_ns = timeouts.now_ns
         self._max_age_s = to_seconds(to_ns(policy.max_age))
         self.codec: FunctionCodec | None = None
@@ -287,7 +296,6 @@ class JournalStore(Store):
         self._late_reported: set[int] = set()
         """The ids of the calls of the last ended lease, which were reported with it: their late
         results are not reported again."""
-        self._has_ended = False
         self.routes = Routes()
         self.journal: Journal = open_journal(str(policy.journal), timeouts.timer)
         self.lease = Lease(self.journal, self._name, weak_callback(self._on_late))
@@ -394,7 +402,7 @@ class JournalStore(Store):
     # --- Taking calls ---
 
     def _look(self, within_s: float) -> None:
-        """Keep the lease, and take the calls that are due."""
+        """Keep the lease, and take the calls that are due, unless the queue was closed."""
         queue = self._queue()
         if queue is None:
             return
@@ -403,8 +411,10 @@ class JournalStore(Store):
         with contextlib.suppress(JournalError):  # is reported, and the next look tries again
             if not self.lease.keep(is_used=bool(self._leased())):
                 self._end_lease()
+            if self._calls.closed:  # `close` waits for attempts, which must keep the lease
+                return
             taken = self._take(queue, within_s)
-            if self._has_ended:  # closed meanwhile
+            if self.poller.has_ended:  # closed meanwhile
                 self.journal.release(self.lease.worker)
                 return
             with self._calls.lock:
@@ -504,10 +514,14 @@ class JournalStore(Store):
         retry_on: frozenset[str] | None = None
         context = Context()
         context.run(set_idempotency_key, stored.key)
+        is_expired = stored.expires_s <= 0
         try:
             body = decode(stored.body)
             context.run(tracing.make_stored_current, body.trace)
-            function, args, kwargs = route.make(stored, body)
+            if is_expired and isinstance(body, StoredRpc):  # needs no channel any more
+                args = body.requests
+            else:
+                function, args, kwargs = route.make(stored, body)
             if self.uses_stored_retry_on and isinstance(body, StoredRpc):
                 retry_on = body.retry_on or None
         except LookupError:
@@ -517,7 +531,7 @@ class JournalStore(Store):
         except Exception as raised:  # noqa: BLE001 - of the user; the call is kept
             emit(TaskFailed(timer=self._name, task=callable_name(route.make), error=raised))
             return None
-        reason = EXPIRED.reason if stored.expires_s <= 0 else reason
+        reason = EXPIRED.reason if is_expired else reason
         now_ns = self._now_ns()
         return QueuedCall(
             SavedCall(function, args, kwargs, context, None),
@@ -556,8 +570,8 @@ class JournalStore(Store):
         self.poller.request_after(delay_ns)
 
     def give_back(self, call: QueuedCall) -> bool:
-        """Return a call to the journal, as it was taken."""
-        if call.stored is not None:
+        """Return a call to the journal, as it was taken, unless its lease has ended."""
+        if call.stored is not None and self.lease.is_valid_for(call):
             self.journal.report(call.worker, _put_back(call.stored, call.attempts))
         return True
 
@@ -593,7 +607,9 @@ class JournalStore(Store):
         If it is not available, those that this process has taken.
         """
         try:
-            stored_calls = self.journal.backend.select(self._filter(), limit=MAX_ENTRIES)
+            with self.journal.beside() as backend:
+                in_journal = backend.calls(self._filter(), MAX_ENTRIES)
+                stored_calls = [replace(call, body=b"") for call in in_journal]  # may be large
         except JournalError:
             return self._calls.entries(MAX_ENTRIES)
         with self._calls.lock:
@@ -623,10 +639,10 @@ class JournalStore(Store):
 
     def _make_all_due(self, future: Future[None]) -> None:
         waiting = Filter(queue=self._name, states=(CallState.READY, CallState.BLOCKED))
-        with contextlib.suppress(JournalError):  # the next look finds and reports it too
-            self.journal.backend.retry(waiting)
+        with contextlib.suppress(JournalError), self.journal.beside() as backend:
+            backend.retry(waiting)  # the next look finds and reports an error too
         with self._calls.lock:
-            if self._has_ended:
+            if self.poller.has_ended:
                 future.cancel()
             else:
                 self._flush_waiters.append(future)
@@ -637,29 +653,41 @@ class JournalStore(Store):
             self.poller.request()
 
     def _check_flushed(self) -> None:
-        """End the waits of `flush` if nothing is left. After each look for calls."""
+        """End the waits of `flush` if nothing is left, or no look will follow.
+
+        After each look for calls.
+        """
         with self._calls.lock:
             self._flush_waiters = [
                 waiter for waiter in self._flush_waiters if not waiter.cancelled()
             ]
             if not self._flush_waiters or len(self._calls):
                 return
-        for target in self.routes.open_targets():
-            calls = self.journal.backend.calls(self._filter(target))
-            if any(self.routes.to(target, call.method) for call in calls):
-                return
+        is_left = self._has_calls_to_deliver()
+        if is_left and not (self.found_none and self._timeouts.stopped):
+            return
         with self._calls.lock:
             waiters, self._flush_waiters = self._flush_waiters, []
         for waiter in waiters:
-            if waiter.set_running_or_notify_cancel():
+            if is_left:
+                waiter.cancel()
+            elif waiter.set_running_or_notify_cancel():
                 waiter.set_result(None)
+
+    def _has_calls_to_deliver(self) -> bool:
+        """Whether the journal has calls that this process delivers. Blocks."""
+        with self.journal.beside() as backend:
+            return any(
+                self.routes.to(target, call.method)
+                for target in self.routes.open_targets()
+                for call in backend.calls(self._filter(target))
+            )
 
     def close(self, *, at_exit: bool) -> None:
         """Give all calls back, unless the process ends and the journal fails."""
         with self._calls.lock:
-            if self._has_ended:
+            if not self.poller.end():
                 return
-            self._has_ended = True
             flushes, self._flush_waiters = self._flush_waiters, []
         for future in flushes:
             future.cancel()

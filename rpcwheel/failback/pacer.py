@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from rpcwheel._concurrency.callbacks import callable_name
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import TimerError, TimerStopped
-from rpcwheel.events import TaskFailed, emit
+from rpcwheel.events import ExecutorRejected, emit
 
 from .pacing import Outcome, Pacing
 
@@ -155,7 +155,7 @@ class Pacer:
             self.timer_stopped()
         except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
             self._wakes_at_ns = NEVER
-            emit(TaskFailed(timer=name, task=callable_name(self.start), error=error))
+            emit(ExecutorRejected(timer=name, task=callable_name(self.start), error=error))
             return False
         return True
 

@@ -533,9 +533,20 @@ class FailbackQueue:
 
     # --- All calls ---
 
+    def refuse_inside(self, action: str) -> None:
+        """Check that an action is not called inside an attempt of this queue.
+
+        Raises:
+            RuntimeError: It is, and would wait for itself.
+        """
+        if _QUEUE.get() is self:
+            raise RuntimeError(
+                f"{self.name}: {action} inside an attempt of this queue would wait for itself"
+            )
+
     def begin_flush(self, timeout: Duration | None) -> float:
         """Start an attempt of each waiting call; return how many seconds to wait for the end."""
-        _refuse_inside(self, "flush()")
+        self.refuse_inside("flush()")
         seconds = math.inf if timeout is None else to_seconds(to_ns(timeout, subject="timeout"))
         self._start_waiting()
         return seconds
@@ -547,18 +558,21 @@ class FailbackQueue:
     def begin_close(self, drain_timeout: Duration) -> float | None:
         """Queue no more calls; unless `drain_timeout` is 0, start an attempt of each waiting call.
 
-        With a journal no attempt is started: the calls stay there.
+        With a journal no attempt is started: waiting calls are given back to it.
 
         Returns:
             How many seconds to wait before `end_close`; None if the queue was closed before.
         """
-        _refuse_inside(self, "close()")
+        self.refuse_inside("close()")
         drain_ns = max(0, to_ns(drain_timeout, subject="drain_timeout"))
         if not self.calls.close(self.now_ns() + drain_ns):
             return None
         try:
             if self.durable:
-                self.calls.forget(self.calls.in_state(QueuedCallState.WAITING))
+                with self.calls.lock:
+                    for call in self.calls.in_state(QueuedCallState.WAITING):
+                        self._give_back(call)
+                self.calls.notify_if_empty()
                 self.end_lost_attempts()
             elif drain_ns:
                 self._start_waiting()
@@ -787,13 +801,6 @@ def _report_lost(queue: str, calls: list[QueuedCall], reason: str, now_ns: int) 
         oldest_s = max(call.waited_s for call in failed)
         emit(FailbackLost(queue, functions, len(failed), oldest_s, reason))
     return failed
-
-
-def _refuse_inside(queue: FailbackQueue, action: str) -> None:
-    if _QUEUE.get() is queue:
-        raise RuntimeError(
-            f"{queue.name}: {action} inside an attempt of this queue would wait for itself"
-        )
 
 
 def _at_exit() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
@@ -193,6 +194,8 @@ class FunctionCodec:
 
 def _is_bound(function: Callable[..., Any]) -> bool:
     """Whether a function is a method of an object that is neither a class nor a module."""
+    while isinstance(function, partial):
+        function = function.func
     owner = getattr(function, "__self__", None)  # of a function that is written in C: its module
     return not (owner is None or inspect.isclass(owner) or inspect.ismodule(owner))
 

@@ -20,7 +20,7 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.call.idempotency import new_key, with_idempotency_key
 from rpcwheel.errors import ConfigurationError
 
-from .invoker import InvokerBase
+from .invoker import InvokerBase, queues_for
 from .queued_call import QueuedCall, SavedCall, label_of
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ class FailbackInvoker(InvokerBase, Closing):
             FailbackFull, FailbackClosed: As `invoke`; chained to `error`.
         """
         queue, saved = self._queue, SavedCall.save(function, args, kwargs)
+        self.start()
         return _enqueue(queue, saved, error, queue.now_ns())
 
     def enqueue_rpc(
@@ -198,7 +199,7 @@ class FailbackInvoker(InvokerBase, Closing):
 
 def flush_all(invokers: Iterable[InvokerBase], timeout: Duration | None) -> bool:
     """Flush queues together; `timeout` is for all of them. See `FailbackInvoker.flush`."""
-    queues = [invoker._queue for invoker in invokers]  # noqa: SLF001 - of this package
+    queues = queues_for("flush()", invokers)
     seconds = [queue.begin_flush(timeout) for queue in queues]
     end = time.monotonic() + max(seconds, default=0.0)
     done = [_is_done_by(future, end) for future in [queue.when_flushed() for queue in queues]]
@@ -217,24 +218,30 @@ def close_all(
         drain_timeout: For all of them.
         cancel: Called after that time. Ends the attempts that still run, before their calls are
             given back to a journal.
+
+    Raises:
+        RuntimeError: Called inside an attempt of one of the queues. None is closed then.
     """
+    queues = queues_for("close()", invokers)
     closing: list[FailbackQueue] = []
     seconds = 0.0
     failed: list[FailedCall] = []
     try:
-        for queue in [invoker._queue for invoker in invokers]:  # noqa: SLF001 - of this package
+        for queue in queues:
             drain_s = queue.begin_close(drain_timeout)
             if drain_s is not None:
                 closing.append(queue)
                 seconds = drain_s
         if seconds > 0:
             _wait_empty(closing, seconds)
-        if cancel is not None:
-            cancel()
-            _wait_empty(closing, CANCEL_TIMEOUT_S)
     finally:  # also after Ctrl-C: every call must be reported
-        for queue in closing:
-            failed += queue.end_close()
+        try:
+            if cancel is not None:
+                cancel()
+                _wait_empty(closing, CANCEL_TIMEOUT_S)
+        finally:
+            for queue in closing:
+                failed += queue.end_close()
     return failed
 
 

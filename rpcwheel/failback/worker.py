@@ -26,13 +26,15 @@ from rpcwheel._concurrency.callbacks import callable_name, run_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel.call.failback_policy import FailbackPolicy
+from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError, JournalError
-from rpcwheel.events import CallbackFailed, emit
+from rpcwheel.events import CallbackFailed, TaskFailed, emit
 from rpcwheel.journal.journal import open_journal
 from rpcwheel.journal.opening import open_journal_backend
 from rpcwheel.telemetry import components
 
 from . import aio
+from .invoker import queues_for
 from .journaled import JournalStore
 from .pacer import Pacers
 from .stored_calls import StoredCalls
@@ -70,6 +72,8 @@ ONCE_FAILURE_S: Final = 5.0
 
 START_SLACK_NS: Final = 10_000_000
 """With `once`, calls are due at the start until this time later: engines round times."""
+
+THREAD_NAME: Final = "rpcwheel-journal-worker"
 
 STOP_TIMEOUT_S: Final = 5.0
 """How long `close` waits for a look at the journal."""
@@ -189,8 +193,8 @@ class JournalWorker:
             retry_on is None,
             connect,
             metadata,
-            None if queues is None else frozenset(queues),
-            None if targets is None else frozenset(targets),
+            _names("queues", queues),
+            _names("targets", targets),
             once,
         )
         self._pacers = Pacers(rate, max_in_flight, Timeouts(None))
@@ -234,16 +238,21 @@ class JournalWorker:
             if self._settings.once:
                 self._due_by_ns = time.monotonic_ns() + START_SLACK_NS
             self._journal = open_journal(self._checked_backend.url.text)
-            self._start_functions()
-            self._look(self._journal)
             interval_s = ONCE_INTERVAL_S if self._settings.once else LOOK_INTERVAL_S
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=_run,
                 args=(weakref.ref(self), self._stop, interval_s),
-                name="rpcwheel-journal-worker",
+                name=THREAD_NAME,
                 daemon=True,
             )
-            self._thread.start()
+            try:
+                self._start_functions()
+                self._look(self._journal)
+                thread.start()
+            except BaseException:  # such as Ctrl-C, or no thread can be started
+                self._end(0.0)
+                raise
+            self._thread = thread
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the worker is closed or, with `once`, each due call was attempted.
@@ -298,19 +307,33 @@ class JournalWorker:
         Args:
             grace: Seconds for attempts that run. Then they are canceled; those of functions that
                 are no coroutine functions continue, and others may attempt their calls too.
+
+        Raises:
+            RuntimeError: Called inside an attempt of this worker, which would wait for itself.
+            TypeError, ConfigurationError: `grace` is no time.
         """
+        to_ns(grace, subject="grace")
+        with self._lock:
+            invokers = list(self._invokers.values())
+        queues_for("close()", invokers)
         self._stop.set()
         with self._starting:
             thread = self._thread
             if thread is not None and thread is not threading.current_thread():
                 thread.join(STOP_TIMEOUT_S)
-            with self._lock:
-                was_closed, self._closed = self._closed, True
-                invokers = list(self._invokers.values())
-            if was_closed:
-                return
-            self._checked_backend.close()
+            self._end(grace)
+
+    def _end(self, grace: Duration) -> None:
+        """End the queues, the loop and the use of the journal. Idempotent."""
+        with self._lock:
+            was_closed, self._closed = self._closed, True
+            invokers = list(self._invokers.values())
+        if was_closed:
+            return
+        self._checked_backend.close()
+        try:
             _end(invokers, grace, self._channels, self._loop, self._journal)
+        finally:  # also after Ctrl-C
             self._done.set()
 
     def __enter__(self) -> Self:
@@ -342,7 +365,7 @@ class JournalWorker:
             queue, store = _queue_of(invoker)
             if not self._settings.select(queue.name, ""):
                 continue
-            if str(store.journal.url) != self.url:
+            if store.journal.url.place != self._checked_backend.url.place:
                 reason = f"the journal of the function is {store.journal.url}"
                 with self._lock:
                     self._places[queue.name, ""] = _Place(math.inf, skipped=reason)
@@ -376,7 +399,8 @@ class JournalWorker:
     def _look(self, journal: Journal) -> bool:
         """Look for queues and targets. False if the journal has failed."""
         try:
-            names = journal.backend.routes()  # first: a look that fails must not end an outage
+            with journal.beside() as backend:  # first: a look that fails must not end an outage
+                names = backend.routes()
             journal.take(self._name, (), 0.0)  # makes the calls of workers ready that have died
         except JournalError as error:
             if self._fails_since_s == math.inf:  # other requests may end the outage meanwhile
@@ -479,6 +503,17 @@ def _queue_of(invoker: Any) -> tuple[FailbackQueue, JournalStore]:
     return queue, store
 
 
+def _names(setting: str, names: Iterable[str] | None) -> frozenset[str] | None:
+    """Return names that the user gave.
+
+    Raises:
+        TypeError: It is one string, which would select the queues of its letters.
+    """
+    if isinstance(names, str):
+        raise TypeError(f"{setting} must be a list of names, such as [{names!r}], not {names!r}")
+    return None if names is None else frozenset(names)
+
+
 def _metadata_now(metadata: Metadata, journal: str) -> Iterable[Metadatum]:
     """Return the metadata for an attempt.
 
@@ -509,11 +544,13 @@ def _end(
         if loop is not None:
             loop.cancel_tasks()
 
-    close_all(invokers, grace, cancel)
-    if loop is not None:
-        loop.stop()
-    if journal is not None:
-        journal.close()
+    try:
+        close_all(invokers, grace, cancel)
+    finally:  # also after Ctrl-C
+        if loop is not None:
+            loop.stop()
+        if journal is not None:
+            journal.close()
 
 
 def _has_nothing_due(queue: FailbackQueue, store: JournalStore) -> bool:
@@ -531,7 +568,10 @@ def _run(worker_ref: weakref.ref[JournalWorker], stop: threading.Event, interval
         worker = worker_ref()
         if worker is None:
             return
-        worker.look()
+        try:
+            worker.look()
+        except BaseException as error:  # noqa: BLE001 - such as SystemExit of a user's `connect`
+            emit(TaskFailed(timer=THREAD_NAME, task=callable_name(worker.look), error=error))
         del worker
 
 

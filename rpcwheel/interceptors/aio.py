@@ -82,6 +82,7 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker], AsyncClosing):
             `FailbackInvoker.close`.
 
         Raises:
+            RuntimeError: Called inside an attempt of one of the queues. None is closed then.
             TypeError, ConfigurationError: `drain_timeout` is no time.
         """
         to_ns(drain_timeout, subject="drain_timeout")  # raises before any queue is closed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from rpcwheel.call.failback_policy import same_name_problem
 from rpcwheel.errors import ConfigurationError, public_name, safe_repr
-from rpcwheel.failback.invoker import InvokerBase
+from rpcwheel.failback.invoker import InvokerBase, queues_for
 
 if TYPE_CHECKING:
     from rpcwheel.call.failback_policy import FailbackPolicy
@@ -109,6 +109,12 @@ class FailbackQueuesBase(Generic[InvokerT]):
             channel.close_kept_soon()
 
     def _begin_close(self) -> None:
+        """Note that `close` begins.
+
+        Raises:
+            RuntimeError: It is called inside an attempt of one of the queues.
+        """
+        queues_for("close()", list(self._by_name.values()))
         with self._lock:  # `queue_for` may run on another thread
             self._closed = True
             self._closing += 1

@@ -86,6 +86,7 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker], Closing):
             first; see `FailbackInvoker.close`.
 
         Raises:
+            RuntimeError: Called inside an attempt of one of the queues. None is closed then.
             TypeError, ConfigurationError: `drain_timeout` is no time.
         """
         to_ns(drain_timeout, subject="drain_timeout")

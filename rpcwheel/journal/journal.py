@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter, deque
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -43,7 +43,7 @@ from .outage import Outage
 from .url import parse_journal_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rpcwheel.timer.api import Timer
 
@@ -116,6 +116,7 @@ class Journal:
         self._appends: deque[tuple[NewCall, int, Future[int]]] = deque()
         self._results: deque[tuple[str, Result]] = deque()
         self._repeated: set[int] = set()  # results that the engine may have stored already
+        self._beside: set[int] = set()  # the threads within `beside`
 
     # --- Calls ---
 
@@ -163,7 +164,7 @@ class Journal:
             JournalFull, JournalUnavailable, JournalRefused: It was not stored.
             JournalOutcomeUnknown: It may have been stored, or be stored later.
         """
-        if self._lock.is_owned():
+        if self._is_interrupted():
             raise JournalUnavailable(
                 f"{self.url}: a signal handler or finalizer has interrupted a request on this "
                 "thread, and cannot store a call before it has ended"
@@ -185,7 +186,7 @@ class Journal:
 
     def _append_one(self, call: NewCall, limit: int) -> int:
         """Store a call. The caller has the lock."""
-        self.counts.refresh(call.queue, limit)
+        self._refresh_counts(call.queue, limit)
         if self.counts.of(call.queue) >= limit:
             raise self._full(call, limit)
         try:
@@ -218,7 +219,7 @@ class Journal:
         size = 0
         if self._appends:
             call, limit, _ = self._appends[0]
-            self.counts.refresh(call.queue, limit)
+            self._refresh_counts(call.queue, limit)
         while self._appends and len(batch) < MAX_BATCH and size < PAGE_BYTES:
             call, limit, future = self._appends.popleft()
             if not future.set_running_or_notify_cancel():
@@ -250,6 +251,14 @@ class Journal:
         for (call, future), number in zip(batch, ids, strict=True):
             self.counts.added(call.queue)
             future.set_result(number)
+
+    def _refresh_counts(self, queue: str, limit: int) -> None:
+        """Count the calls of other processes, unless that may wait for a request of `beside`.
+
+        It may be long, and those that need the lock must not wait for it.
+        """
+        if not self._beside:
+            self.counts.refresh(queue, limit)
 
     def _full(self, call: NewCall, limit: int) -> JournalFull:
         return JournalFull(f"{self.url} has max_pending ({limit}) calls of {call.queue!r}")
@@ -405,6 +414,20 @@ class Journal:
 
     # --- Reading ---
 
+    @contextmanager
+    def beside(self) -> Iterator[JournalBackend]:
+        """Get the backend for requests that need no turn: all but those of calls and workers."""
+        thread = threading.get_ident()
+        self._beside.add(thread)
+        try:
+            yield self.backend
+        finally:
+            self._beside.discard(thread)
+
+    def _is_interrupted(self) -> bool:
+        """Whether this thread is in a request, which a signal handler or finalizer interrupts."""
+        return self._lock.is_owned() or threading.get_ident() in self._beside
+
     def status(self) -> JournalStatus:
         """Describe the journal, by the last counts. Does not block."""
         results = self.unstored_results
@@ -427,7 +450,7 @@ class Journal:
 
     def ensure_counted(self, *, block: bool) -> None:
         """Count the calls if that was never tried: now, or on a worker thread."""
-        self.counts.ensure(block=block and not self._lock.is_owned())
+        self.counts.ensure(block=block and not self._is_interrupted())
 
     # --- The end ---
 

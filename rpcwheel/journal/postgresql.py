@@ -43,6 +43,7 @@ from rpcwheel.errors import (
 
 from .backend import LostTakes, storable, stored_call
 from .sql import COLUMNS, Dialect, NewRow, SqlJournal, Update, where
+from .url import PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -253,7 +254,7 @@ class PostgresqlJournal(SqlJournal):
         """
         super().__init__(url)
         options = dict(url.options)
-        schema = options.pop("schema", "rpcwheel")
+        schema = options.pop("schema", PLACES["schema"])
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", schema):
             raise ConfigurationError(
                 f"{url}: schema must be a name of letters, digits and underscores, not {schema!r}"

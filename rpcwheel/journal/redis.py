@@ -65,6 +65,7 @@ from .backend import (
     stored_call,
 )
 from .redis_scripts import APPEND, COUNT, FREE_LOST, RELEASE, RENEW, REPORT, SCAN, TAKE
+from .url import PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +104,7 @@ class RedisJournal(JournalBackend):
         """
         self._options = _options_of(url)
         self.url = url
-        self._prefix = url.options.get("namespace", "rpcwheel-journal") + ":"
+        self._prefix = url.options.get("namespace", PLACES["namespace"]) + ":"
         if self._prefix == ":":
             raise ConfigurationError(f"{url}: namespace must not be empty")
         self._closed = False
@@ -372,7 +373,7 @@ def _options_of(url: JournalUrl) -> dict[str, Any]:
         )
     return redis_options(
         url,
-        url.options.get("db", "0"),
+        url.options.get("db", PLACES["db"]),
         TIMEOUT_S,
         Tls.from_options(url, url.options if is_tls else None),
         host=host,

@@ -37,6 +37,9 @@ DEFAULT_LEASE_S: Final = 15.0
 DEFAULT_TIMEOUT_S: Final = 5.0
 LONGEST_S: Final = 3600.0
 
+PLACES: Final = {"schema": "rpcwheel", "namespace": "rpcwheel-journal", "db": "0"}
+"""The options that say where in an engine a journal is, and their defaults."""
+
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.\-]*")
 
 
@@ -57,6 +60,11 @@ class JournalUrl:
 
     def __str__(self) -> str:
         return masked_url(self.text)
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """Where the journal is: equal for URLs that differ only in how they use it."""
+        return str(self), *(self.options.get(name, usual) for name, usual in PLACES.items())
 
     @property
     def path(self) -> str:

@@ -103,6 +103,30 @@ async def test_an_attempt_whose_task_is_canceled_loses_the_call(aio_invoker, tim
     assert events[-1].reason == "its retry was cancelled"
 
 
+async def test_an_attempt_whose_task_is_canceled_before_it_begins_loses_the_call(
+    aio_invoker, timer, events
+):
+    failback, function = aio_invoker(max_in_flight=1), FlakyCoroutine(ConnectionError())
+    await failback.invoke(function)
+    tasks = asyncio.all_tasks()
+    timer.advance(5)
+    begun = asyncio.Event()
+
+    def cancel():  # after the task was made
+        for task in asyncio.all_tasks() - tasks:
+            task.cancel()
+        begun.set()
+
+    asyncio.get_running_loop().call_soon(cancel)
+    await begun.wait()
+    await aio_wait_until(lambda: failback.pending == 0)
+    assert events[-1].reason == "its retry was cancelled"
+    assert len(function.calls) == 1
+    await failback.invoke(function := FlakyCoroutine(ConnectionError()))
+    timer.advance(5)  # the place of the canceled attempt is free
+    await aio_wait_until(lambda: len(function.calls) == 2)
+
+
 # --- flush and close ---
 
 

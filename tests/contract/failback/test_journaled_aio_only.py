@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -15,13 +15,16 @@ from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from fixtures.worlds import only_aio
 from rpcwheel.call import CallPolicy
+from rpcwheel.errors import FailbackClosed, JournalFull
+from rpcwheel.events import FailbackQueued, TaskFailed
 from rpcwheel.interceptors.aio import FailbackQueues, intercept_channel
 from rpcwheel.journal.backend import CallState
+from rpcwheel.journal.journal import open_journal
 
 
 @only_aio
 def test_a_caller_that_is_canceled_while_its_call_is_stored_may_find_it_stored(
-    world, shop, client, url, script
+    world, shop, client, url, script, events
 ):
     entered, opened = threading.Event(), threading.Event()
 
@@ -37,8 +40,54 @@ def test_a_caller_that_is_canceled_while_its_call_is_stored_may_find_it_stored(
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         call.result()
+    assert client.queues.stats()["*"].calls == 0
     opened.set()
     wait_until(lambda: len(stored(url)) == 1)
+    wait_until(lambda: client.queues.stats()["*"].queued_total == 1)
+    wait_until(lambda: events.of(FailbackQueued))
+
+
+@only_aio
+def test_a_caller_that_is_canceled_while_its_call_is_refused_is_counted(
+    world, shop, client, script, events
+):
+    entered, opened = threading.Event(), threading.Event()
+
+    def refuse():
+        entered.set()
+        opened.wait(WAIT_S)
+        raise JournalFull("the disk is full")
+
+    shop.then("UNAVAILABLE")
+    script["append"] = refuse
+    call = world.call(client(), timeout=WAIT_S)
+    assert entered.wait(WAIT_S)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        call.result()
+    opened.set()
+    wait_until(lambda: client.queues.stats()["*"].rejected == 1)
+    assert events.of(TaskFailed) == []
+
+
+@only_aio
+def test_a_queue_that_is_made_after_close_does_not_block_the_loop(
+    world, policy, new_queues, url, script
+):
+    entered, go_on = threading.Event(), threading.Event()
+    script["renew"] = lambda: (entered.set(), go_on.wait(WAIT_S))
+    patient = f"{url}?timeout=3600"
+    queues, journal = new_queues(), open_journal(patient)
+    world.do(queues.close, 0)
+    with ThreadPoolExecutor() as pool:
+        busy = pool.submit(journal.renew, "busy")
+        assert entered.wait(WAIT_S)
+        queue = world.do(queues.queue_for, policy(journal=patient), "*")
+        assert not busy.done()
+        go_on.set()
+    with pytest.raises(FailbackClosed):
+        world.do(queue._queue.store.append, None, 0)
+    journal.close()
 
 
 @only_aio

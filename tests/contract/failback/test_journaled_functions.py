@@ -228,6 +228,18 @@ def test_a_call_that_cannot_be_stored_raises_its_own_error_with_a_note(journaled
     assert events.of(FailbackQueued) == []
 
 
+def test_a_call_that_is_enqueued_is_delivered(journaled, url):
+    flaky = Flaky()
+
+    def push(number: int) -> None:
+        flaky.call(number)
+
+    failback = journaled(push).failback
+    assert failback.enqueue(ConnectionError(), push, 7) == "queued"
+    wait_for_none(url)
+    assert flaky.calls == [(7,)]
+
+
 def test_only_the_registered_function_can_be_stored(url):
     policy = FailbackPolicy(retry_on=ConnectionError, journal=url)
     with FailbackInvoker(policy) as failback:

@@ -3,11 +3,13 @@
 import gc
 import threading
 import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tenacity import wait_fixed
 
-from fixtures.journaled_clients import LATER
+from fixtures.journaled_clients import LATER, is_closed
 from fixtures.journals import (
     ScriptedJournal,
     dead,
@@ -219,6 +221,29 @@ def test_a_lease_is_renewed_while_an_attempt_runs(shop, begin, take_over, url, e
     shop.kill()
 
 
+def test_close_keeps_the_lease_of_an_attempt_that_runs_and_gives_the_other_calls_back(
+    world, shop, begin, take_over, url, events, timer
+):
+    shop.then(hang := Hang())
+    store(url, target=shop.target)
+    queues = begin(journal=f"{url}?lease=1", max_pending=1)
+    assert hang.begun.wait(WAIT_S)
+    store(url, target=shop.target, delay_s=1.9)
+    timer.advance(0.25)  # the next look takes the second call
+    wait_until(lambda: queues.stats()["*"].pending == 2)
+    with ThreadPoolExecutor() as pool:
+        closing = pool.submit(queues.close, WAIT_S)
+        wait_until(lambda: is_closed(world, begin.channel, shop))
+        wait_until(lambda: stored(url, CallState.READY))
+        timer.advance(4)
+        take_over(1)
+        assert not closing.done()
+        shop.calls[0].ended.set()
+        assert closing.result(WAIT_S) == []
+    assert [call.state for call in stored(url)] == [CallState.TAKEN]  # by the other process
+    assert events.of(FailbackLeaseLost) == []
+
+
 @pytest.mark.parametrize(("name", "left_s"), [("renew", 1), ("take", 15)])
 def test_a_request_that_ends_after_the_lease_does_not_prolong_it(
     name, left_s, shop, begin_late, url, pass_time, timer, script, events
@@ -315,6 +340,19 @@ def test_flush_returns_false_while_the_journal_fails(shop, push, client, url, sc
     assert client.queues.flush(WAIT_S)
 
 
+def test_entries_do_not_read_the_requests_of_all_calls_at_once(world, policy, url):
+    body, megabyte = StoredFunction(bytes(1 << 20)).encoded(), 1 << 20
+    store(url, count=40, queue="*", body=body)
+    with FailbackInvoker(policy(name="*")) as invoker:
+        tracemalloc.start()
+        try:
+            assert len(invoker.entries()) == 40
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < 25 * megabyte
+
+
 def test_close_does_not_connect_a_journal_that_gave_no_call(shop, client, policy, tmp_path, events):
     invoker = FailbackInvoker(policy(journal=f"sqlite://{tmp_path}/missing/calls.db"))
     assert invoker.close() == []
@@ -349,7 +387,7 @@ def test_close_with_a_journal_that_fails_does_not_raise(shop, client, policy, ur
     store(url, target=shop.target, delay_s=1.9)
     client()
     wait_until(lambda: stored(url, CallState.TAKEN))
-    script["release"] = JournalUnavailable("locked")
+    script["report"] = script["release"] = JournalUnavailable("locked")
     assert client.queues.close() == []
     assert len(stored(url, CallState.TAKEN)) == 1  # until the lease ends
 
@@ -370,6 +408,20 @@ def test_calls_are_stored_while_the_timer_is_stopped(shop, push, client, new_que
     with pytest.raises(TimerStopped):
         timer.new_timeout(print, 1)
     assert [call.state for call in stored(url)] == [CallState.READY]
+
+
+def test_flush_does_not_wait_for_an_attempt_that_a_stopped_timer_will_not_begin(
+    shop, push, client, new_queues, url
+):
+    timer = ManualTimer()
+    channel = client(queues=new_queues(timer))
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    push(channel)
+    timer.stop()
+    assert client.queues.flush() is False  # the second attempt has failed
+    assert [call.attempts for call in stored(url)] == [2]
+    assert client.queues.flush() is True
+    assert stored(url) == []
 
 
 @pytest.mark.usefixtures("script")

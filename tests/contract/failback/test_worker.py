@@ -13,14 +13,15 @@ from fixtures.shop import UNARY_STREAM, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.call.metadata import RETRY_KEY
-from rpcwheel.errors import JournalFull, JournalRefused
-from rpcwheel.events import CallbackFailed, JournalFailed, JournalRecovered
+from rpcwheel.errors import ConfigurationError, JournalFull, JournalRefused
+from rpcwheel.events import CallbackFailed, JournalFailed, JournalRecovered, TaskFailed
 from rpcwheel.failback import JournalWorker, with_failback
 from rpcwheel.failback.stored import StoredFunction
 from rpcwheel.journal import CallState, Filter, NewCall
 from rpcwheel.journal.backend import Route
 from rpcwheel.journal.journal import open_journal
 from rpcwheel.rpc import Kind
+from rpcwheel.telemetry import components
 
 HOUR_S = 3600.0
 
@@ -282,6 +283,15 @@ def test_a_call_waits_while_there_is_no_metadata(
     assert seen.metadata[RETRY_KEY] == "1"
 
 
+@broken_metadata
+def test_a_call_whose_max_age_has_passed_needs_no_metadata(broken, url, backend, shop):
+    backend.append([stored_rpc(shop.target, max_age_s=0.0)])
+    with JournalWorker(url, metadata=broken):
+        wait_until(lambda: calls_of(backend, CallState.DEAD))
+    assert [call.reason for call in calls_of(backend)] == ["its max_age has passed"]
+    assert shop.calls == []
+
+
 # Once
 
 
@@ -422,6 +432,96 @@ def test_close_cancels_coroutines_after_the_grace(url, backend):
 
 
 # Start and end
+
+
+def test_close_inside_an_attempt_is_refused_and_closes_nothing(url, backend):
+    errors = []
+
+    @with_failback(retry_on=ConnectionError, journal=url, name="record")
+    def record() -> None:
+        with pytest.raises(RuntimeError) as caught:
+            worker.close()
+        errors.append(caught.value)
+
+    with JournalWorker(url, functions=[record]) as worker:
+        backend.append([stored_call("record")])
+        wait_empty(backend)
+        assert "would wait for itself" in str(errors[0])
+        assert not worker.wait(0)
+        backend.append([stored_call("record")])
+        wait_empty(backend)
+    assert worker.wait(0)
+
+
+@pytest.mark.parametrize(("grace", "error"), [("5", TypeError), (float("nan"), ConfigurationError)])
+def test_close_with_a_wrong_grace_closes_nothing(grace, error, url, backend, shop):
+    with JournalWorker(url) as worker:
+        with pytest.raises(error, match="grace"):
+            worker.close(grace)
+        backend.append([stored_rpc(shop.target)])
+        wait_empty(backend)
+    assert worker.wait(0)
+
+
+class Interrupted(BaseException):
+    """What Ctrl-C raises, for example."""
+
+
+def test_a_close_that_is_interrupted_ends_all_the_same(url, backend, shop):
+    journals = components.of_kind("journal")
+
+    def connect(target):
+        channel = grpc.insecure_channel(target)
+        close = channel.close
+
+        def close_and_raise():
+            close()
+            raise Interrupted
+
+        channel.close = close_and_raise
+        return channel
+
+    worker = JournalWorker(url, connect=connect)
+    worker.start()
+    backend.append([stored_rpc(shop.target)])
+    wait_empty(backend)
+    with pytest.raises(Interrupted):
+        worker.close()
+    assert worker.wait(0)
+    assert components.of_kind("journal") == journals
+
+
+def test_the_worker_goes_on_after_an_error_of_connect_that_is_no_exception(
+    url, backend, shop, rpcwheel_events
+):
+    errors = [SystemExit(3)]
+
+    def connect(target):
+        if errors:
+            raise errors.pop()
+        return grpc.insecure_channel(target)
+
+    with JournalWorker(url, connect=connect):
+        backend.append([stored_rpc(shop.target)])
+        wait_empty(backend)
+    (failed,) = rpcwheel_events.of(TaskFailed)
+    assert isinstance(failed.error, SystemExit)
+
+
+def test_a_start_that_is_interrupted_leaves_nothing_open(url, backend, shop):
+    journals = components.of_kind("journal")
+
+    def connect(target):
+        raise Interrupted
+
+    backend.append([stored_rpc(shop.target)])
+    worker = JournalWorker(url, connect=connect)
+    with pytest.raises(Interrupted):
+        worker.start()
+    assert components.of_kind("journal") == journals
+    with pytest.raises(RuntimeError, match="was closed"):
+        worker.start()
+    worker.close()
 
 
 def test_a_journal_that_does_not_exist_is_not_created(url, tmp_path):

@@ -11,6 +11,7 @@ from tenacity import wait_fixed
 
 from fixtures.aio_channels import refused
 from fixtures.clients import held, ways
+from fixtures.failback_queues import in_world
 from fixtures.interrupts import Interrupt
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
@@ -18,7 +19,7 @@ from fixtures.worlds import RETRY
 from rpcwheel.admission import BreakerPolicy
 from rpcwheel.call import MethodPolicy, deadline_scope
 from rpcwheel.errors import FailbackClosed
-from rpcwheel.events import CallbackFailed, FailbackGaveUp
+from rpcwheel.events import CallbackFailed, DeadLetterFailed, FailbackGaveUp
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import FailbackQueues
 
@@ -355,6 +356,26 @@ def test_close_returns_the_calls_that_were_not_delivered(shop, client, open_chan
         (STREAM_UNARY, (b"y",)),
     ]
     assert client.world.do(queues.close) == []
+
+
+@each_world
+def test_close_inside_a_hook_of_one_queue_closes_none(
+    shop, client, open_channel, queues, timer, events
+):
+    hook = in_world(client.world, lambda _: queues.close())
+    shop.then(*["UNAVAILABLE"] * 3)
+    client.ask(channel := open_channel())  # its queue would be closed first
+    one_more = {"max_attempts": 2, "backoff": wait_fixed(1), "dead_letter": hook}
+    client.ask(open_channel(AUDIT.replace(**one_more)))
+    timer.advance(1)
+    wait_until(lambda: events.of(DeadLetterFailed))
+    assert "close() inside an attempt of this queue" in str(events.of(DeadLetterFailed)[0].error)
+    wait_until(lambda: queues.pending == 1)
+    shop.then("UNAVAILABLE")
+    assert is_default(client.ask(channel))
+    timer.advance(60)
+    wait_until(lambda: queues.pending == 0)
+    assert queues.stats()["*"].redelivered == 2
 
 
 @each_world

@@ -524,6 +524,35 @@ def test_a_call_that_fails_in_a_signal_handler_during_an_append_is_refused(journ
     assert [call.key for call in stored(url)] == ["k"]
 
 
+def test_a_call_that_fails_in_a_signal_handler_while_its_thread_reads_is_refused(journal, url):
+    store(url)
+    clock = journal.backend.clock
+    handled = []
+
+    def handle():  # as SQLite executes the statement
+        handled.append(1)
+        with pytest.raises(JournalUnavailable, match="signal handler or finalizer"):
+            journal.append_now(new_call(key="handler"), MANY)
+        return clock()
+
+    journal.backend.clock = handle
+    with journal.beside() as backend:
+        assert len(backend.select(Filter())) == 1
+    assert handled
+    journal.backend.clock = clock
+    assert [call.key for call in stored(url)] != ["handler"]
+
+
+def test_calls_are_stored_without_a_count_during_a_long_request_beside(journal, script):
+    counted = []
+    script["depths"] = lambda: counted.append(1)
+    with journal.beside():
+        assert journal.append(new_call(), MANY).result(WAIT_S) == 1
+        assert counted == []
+    journal.append_now(new_call(), MANY)
+    assert counted == [1]
+
+
 def test_a_release_in_a_signal_handler_waits_for_the_interrupted_request(journal, url, script):
     store(url)
     (call,) = taken(journal)

@@ -24,6 +24,21 @@ def test_a_url_with_an_at_sign_in_an_option_is_shown_without_it():
     assert str(parse_journal_url("postgresql://h/db?password=a@hunter2")) == "postgresql://***@"
 
 
+@pytest.mark.parametrize(
+    ("url", "other", "is_same"),
+    [
+        ("sqlite:///a.db?lease=30&durability=power", "sqlite:///a.db", True),
+        ("sqlite:///a.db", "sqlite:///b.db", False),
+        ("postgresql://u:old@h/db?schema=rpcwheel", "postgresql://u:new@h/db", True),
+        ("postgresql://h/db?schema=shop", "postgresql://h/db", False),
+        ("redis://h?namespace=shop", "redis://h", False),
+        ("redis://h?db=1", "redis://h?db=0", False),
+    ],
+)
+def test_a_place_is_that_of_all_urls_of_one_journal(url, other, is_same):
+    assert (parse_journal_url(url).place == parse_journal_url(other).place) is is_same
+
+
 def test_options_of_libpq_are_handed_on(monkeypatch):
     connect = Mock(side_effect=psycopg.OperationalError("no server"))
     monkeypatch.setattr(psycopg.Connection, "connect", connect)

@@ -18,7 +18,7 @@ from fixtures.waiting import wait_until
 from rpcwheel._grpc.calls import set_not_sent
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.errors import FailbackClosed, FailbackFull
-from rpcwheel.events import FailbackLost, FailbackRejected
+from rpcwheel.events import ExecutorRejected, FailbackLost, FailbackRejected
 from rpcwheel.failback import FailbackPolicy, FailbackStats
 from rpcwheel.failback.aio import _give_up
 from rpcwheel.failback.queue import Attempt, FailbackQueue
@@ -167,7 +167,7 @@ def test_attempts_begin_at_the_rate_though_the_timer_is_full():
         assert queue.counts(attempts=1, pending=1)
 
 
-def test_while_the_timer_has_no_thread_attempts_follow_each_other(timer, monkeypatch):
+def test_while_the_timer_has_no_thread_attempts_follow_each_other(timer, monkeypatch, events):
     queue = RecordingQueue(timer, rate=0.01)
     queue.add(1)
     queue.add(2)
@@ -175,6 +175,7 @@ def test_while_the_timer_has_no_thread_attempts_follow_each_other(timer, monkeyp
     queue.begin_flush(None)
     assert len(queue.started) == 1
     queue.succeeded(queue.started[0])
+    assert {event.timer for event in events.of(ExecutorRejected)} == {"q"}
     queue.succeeded(queue.started[1])
     assert queue.counts(redelivered=2, lost=0)
 
