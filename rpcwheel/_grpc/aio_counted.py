@@ -22,7 +22,7 @@ from .aio_relay import (
     has_made_up_status,
     run_without_waiting,
 )
-from .calls import INVALID_REQUEST_CODES, INVALID_REQUEST_DETAILS, code_for, code_name
+from .calls import INVALID_REQUEST_CODES, are_of_invalid_request, code_for, code_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -116,7 +116,7 @@ def _code_for(counts: CallObserver, call: Any) -> str:
     try:
         code = code_name(run_without_waiting(call.code()), "CANCELLED")
         if code in INVALID_REQUEST_CODES and counts.ignores_invalid_requests:
-            is_invalid = run_without_waiting(call.details()) in INVALID_REQUEST_DETAILS
+            is_invalid = are_of_invalid_request(run_without_waiting(call.details()))
             return "CANCELLED" if is_invalid else code
     except BaseException as error:  # noqa: BLE001 - of an inner interceptor
         return code_for(counts, error)

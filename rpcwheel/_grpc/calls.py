@@ -35,11 +35,22 @@ NOT_SERIALIZED: Final = "Exception serializing request!"
 """gRPC's details of a call of `grpc` whose serializer has raised (1.60 to 1.85)."""
 
 INVALID_REQUEST_DETAILS: Final = frozenset(
-    {NOT_SERIALIZED, "Exception iterating requests!", "Invalid metadata"}
+    {NOT_SERIALIZED, "Exception iterating requests!", "Invalid metadata", "Illegal metadata"}
 )
-"""gRPC's details of calls that it has ended because it could not send them (1.60 to 1.85)."""
+"""gRPC's details of calls that it has ended because it could not send them (1.60 to 1.85). The last
+one is of metadata of call credentials."""
 
-INVALID_REQUEST_CODES: Final = frozenset({"INTERNAL", "UNKNOWN"})
+INVALID_REQUEST_TEXTS: Final = (
+    "message larger than max (",
+    "metadata size exceeds ",
+    "Getting metadata from plugin failed",
+)
+"""What the details of others have in them: of messages and metadata that are too large for the
+client or the server, and of call credentials that could not be got."""
+
+INVALID_REQUEST_CODES: Final = frozenset(
+    {"INTERNAL", "UNKNOWN", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
+)
 """The status codes of these calls, and of errors without a status."""
 
 # --- The methods of channels ---
@@ -325,14 +336,26 @@ def code_for(observer: CallObserver, ended: object) -> str:
 
 
 def _is_invalid_request(ended: object) -> bool:
-    """Whether a call of `grpc` has ended because its request could not be sent."""
+    """Whether a call of `grpc` has ended because of `are_of_invalid_request`."""
     try:
         if isinstance(failure_of(ended), (TypeError, ValueError)):  # of arguments that gRPC refuses
             return True
         details: Any = getattr(ended, "details", None)
-        return (details() if callable(details) else details) in INVALID_REQUEST_DETAILS
+        return are_of_invalid_request(details() if callable(details) else details)
     except Exception:  # noqa: BLE001 - of another library
         return False
+
+
+def are_of_invalid_request(details: object) -> bool:
+    """Whether details say that gRPC has ended a call because of the call itself.
+
+    Then the status says nothing about the server.
+    """
+    if not isinstance(details, str):
+        return False
+    return details in INVALID_REQUEST_DETAILS or any(
+        text in details for text in INVALID_REQUEST_TEXTS
+    )
 
 
 def is_single_threaded(call: object) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -63,15 +64,15 @@ class RequestStream:
     def read_rest(self, left_s: float | None = None) -> list[Any] | None:
         """Read the rest and return all messages; None if they are not all read in time.
 
-        Waits at most `read_timeout_s`. Reads on a thread of its own, as gRPC does, because the
-        user's iterator may block forever.
+        Waits at most `read_timeout_s`. Reads on a thread of its own in a copy of the running
+        context, as gRPC does, because the user's iterator may block forever.
 
         Args:
             left_s: The time until the deadline of the call; None without a deadline.
         """
         buffer = self._buffer
         if not buffer.complete and self.replayable:
-            drain = partial(_drain, self.for_attempt())
+            drain = partial(copy_context().run, _drain, self.for_attempt())
             with contextlib.suppress(RuntimeError):  # no thread can be started
                 threading.Thread(target=drain, name="rpcwheel-requests", daemon=True).start()
                 with self._changed:

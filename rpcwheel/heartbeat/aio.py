@@ -68,8 +68,11 @@ class Heartbeat(HeartbeatBase):
         self._submit(Work.BOOKKEEPING, call.cancel)
 
     async def ended(self) -> None:
-        """Wait until none of its tasks runs any more; after `detach()`."""
-        while self._tasks:
+        """Wait until none of its tasks runs any more; after `detach()`.
+
+        Does not wait on another event loop than its own, which may not run any more.
+        """
+        while self._tasks and asyncio.get_running_loop() is self._loop:
             await asyncio.wait(self._tasks)
 
 
@@ -108,7 +111,10 @@ class HeartbeatManager(HeartbeatManagerBase[Heartbeat]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Detach all heartbeats, as `close()` does, and wait until none of their tasks is left."""
+        """Detach all heartbeats, as `close()` does, and wait until none of their tasks is left.
+
+        Tasks of other event loops are canceled, and not waited for.
+        """
         heartbeats = self.heartbeats
         self.close()
         for heartbeat in heartbeats:

@@ -130,6 +130,25 @@ def test_calls_that_cannot_be_sent_do_not_open_the_breaker(client, timer, events
     assert events.of(BreakerOpened) == []
 
 
+@pytest.mark.parametrize(
+    ("message", "metadata"),
+    [(bytes(5 << 20), None), (b"x", (("key", "x" * 30_000),))],
+    ids=["message", "metadata"],
+)
+@in_every_way
+def test_what_is_too_large_says_nothing_about_the_load_of_the_server(
+    client, timer, message, metadata
+):
+    breaker = BREAKER.replace(failures="RESOURCE_EXHAUSTED")
+    throttle = ThrottlePolicy(minimum_calls=1, window=60.0, max_rejection=1.0)
+    channel = client.open(breaker=breaker, throttle=throttle, timer=timer, **PLAIN)
+    for _ in range(3):
+        error = client.refused(channel, message, metadata=metadata)
+        assert error.code() is RESOURCE_EXHAUSTED
+        assert "not sent" not in error.details()
+    assert client.ask(channel) == b"x"
+
+
 @in_every_way
 def test_requests_that_cannot_be_iterated_do_not_open_the_breaker(client, timer, events):
     def requests():

@@ -56,6 +56,24 @@ async def test_aclose_waits_until_no_task_is_left(server, timer):
     assert (heartbeat.answered, heartbeat.misses) == (0, 0)
 
 
+def test_aclose_does_not_wait_for_tasks_of_another_loop(server, timer):
+    server.answer = threading.Event()
+    manager = HeartbeatManager(timer)
+
+    async def begin():
+        channel = ReconnectingChannel(server.target)
+        manager.attach(channel).beat()
+        await aio_wait_until(lambda: server.checks)
+        return channel
+
+    with asyncio.Runner() as runner:
+        channel = runner.run(begin())
+        asyncio.run(asyncio.wait_for(manager.aclose(), WAIT_S))
+        server.answer.set()
+        runner.run(channel.close())
+    assert manager.heartbeats == ()
+
+
 def test_attach_without_a_running_loop_raises(server, timer):
     class Channel:
         unary_unary = print

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 
 import grpc
 import pytest
@@ -27,6 +28,8 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
 AUDIT = FailbackPolicy(retry_on="UNAVAILABLE", backoff=wait_fixed(60), default=(b"later",))
 OTHERS = AUDIT.replace(retry_on="ALREADY_EXISTS")
+
+TENANT = ContextVar("tenant", default=None)
 
 each_world = ways("sync future", "aio unary")
 
@@ -123,6 +126,34 @@ def test_requests_that_follow_the_failure_are_sent_too(
     assert is_default(client.ask(channel, requests=requests))
     assert flush()
     assert shop.calls[1].requests == [b"a", b"b", b"c"]
+
+
+def test_requests_that_follow_the_failure_are_read_in_the_context_of_the_caller(
+    shop, client, open_channel, set_limit
+):
+    set_limit("call.failed_calls.READ_TIMEOUT_S", WAIT_S)
+    shop.then("UNAVAILABLE")
+    gate, seen = threading.Event(), []
+
+    def is_queued(_error):
+        gate.set()
+        return True
+
+    def note(message):
+        seen.append(TENANT.get())
+        return message
+
+    channel = open_channel(AUDIT.replace(retry_on=is_queued))
+    requests = client.requests(b"a", b"b", b"c", gate=gate)
+    if client.world.name == "sync":
+        noted = map(note, requests)
+    else:
+        noted = (note(message) async for message in requests)
+    token = TENANT.set("shop")
+    call = client.begin(channel, requests=noted)
+    TENANT.reset(token)
+    assert is_default(client.answer(call))
+    assert seen == ["shop"] * 3
 
 
 def test_the_whole_request_stream_is_sent_again(shop, client, open_channel, flush):

@@ -222,6 +222,30 @@ async def test_a_write_to_a_call_that_is_canceled_before_its_metadata_is_sent_ha
         await asyncio.wait([writing])
 
 
+async def test_the_iterator_of_requests_is_read_on_after_the_server_has_ended_the_call(shop):
+    """docs/grpcio.md tells users to cancel what their iterator waits for."""
+    begun, ended, goes_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def requests():
+        begun.set()
+        try:
+            await goes_on.wait()
+            yield b"x"
+        finally:
+            ended.set()
+
+    shop.then("UNAVAILABLE")
+    async with channel_to(shop) as channel:
+        call = channel.stream_stream(STREAM_STREAM)(requests())
+        await begun.wait()
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        assert not call.cancel()
+    assert not ended.is_set()
+    goes_on.set()
+    async with asyncio.timeout(WAIT_S):
+        await ended.wait()
+
+
 @since(1, 83, reason="a response stream that its caller drops is canceled")
 async def test_a_response_stream_that_its_caller_drops_is_kept_and_not_canceled(shop):
     """The calls of _grpc/aio_relay.py are canceled; call/aio_call.py uses them for limits."""
