@@ -20,7 +20,12 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from rpcwheel.errors import ConfigurationError, JournalError, JournalRefused
+from rpcwheel.errors import (
+    ConfigurationError,
+    JournalError,
+    JournalRefused,
+    JournalUnavailable,
+)
 from rpcwheel.journal import (
     CallState,
     Depth,
@@ -320,9 +325,10 @@ def _end_leases(backend: JournalBackend) -> None:
     """Make the calls of processes that have died waiting again, if their leases have ended.
 
     Each process that delivers calls does this too, but perhaps none runs. Who may only read the
-    journal sees them as taken.
+    journal, or has the URL of a replica, sees them as taken. If the journal fails, the next request
+    tells why.
     """
-    with suppress(JournalRefused):
+    with suppress(JournalRefused, JournalUnavailable):
         backend.take("", 0.0, (), 0.0)
 
 
