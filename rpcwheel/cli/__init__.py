@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 1 for a failure that the command has printed, 2 for a wrong
         argument or a missing package, 130 after Ctrl-C, 143 after SIGTERM.
     """
+    _open_missing_streams()
     if isinstance(sys.stdout, TextIOWrapper):  # a server's text may not fit the encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     if (
@@ -57,6 +58,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
     return 0
+
+
+def _open_missing_streams() -> None:
+    """Replace standard streams that were closed when the process started, which are None.
+
+    Their descriptors are taken too: otherwise a file or socket that is opened later would have
+    them, and get what libraries in C print.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115 - until the end
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import closing
 from importlib.metadata import version
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from fixtures.programs import python
 from fixtures.waiting import WAIT_S
 from rpcwheel.cli import app, main
+from rpcwheel.journal import open_journal_backend
 
 
 @pytest.mark.parametrize(("queue", "form"), [("native", "compiled"), ("pure", "pure Python")])
@@ -78,6 +80,31 @@ def test_a_closed_pipe_ends_the_command_without_a_traceback() -> None:
     )
     os.close(write)
     assert (run.returncode, run.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("config schema", 0),
+        ("doctor 127.0.0.1:1", 1),
+        ("journal retry sqlite://{}/calls.db --all", 2),
+    ],
+)
+def test_commands_work_without_standard_streams(words, status, closed, tmp_path) -> None:
+    url = f"sqlite://{tmp_path}/calls.db"
+    with closing(open_journal_backend(url)) as backend:
+        backend.routes()
+    program = f'exec "$0" -m rpcwheel "$@" {closed}'
+    run = subprocess.run(
+        ["sh", "-c", program, sys.executable, *words.format(tmp_path).split()],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=4 * WAIT_S,
+        check=False,
+    )
+    assert run.returncode == status
+    assert b"Traceback" not in run.stderr
 
 
 def test_help_has_no_types_of_python(capsys) -> None:
