@@ -9,6 +9,7 @@ journal of failback, and delivers them (`cli/journal.py`). `config` checks a set
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 __all__ = ["main"]
+
+NOT_WRITTEN: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""Errors of standard output that is a file."""
 
 PACKAGES: Final = {"typer", "rich", "hyperframe"}
 """What the extra installs."""
@@ -53,10 +57,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     try:
-        with _sigterm_as_exit():
-            app(argv, prog_name="rpcwheel")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
+        try:
+            with _sigterm_as_exit():
+                app(argv, prog_name="rpcwheel")
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else 0
+        finally:
+            sys.stdout.flush()  # at the exit of the interpreter, an error would be a traceback
+    except OSError as error:
+        if error.errno not in NOT_WRITTEN:
+            raise
+        print(f"rpcwheel: the output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - until the end
+        return 1
     return 0
 
 

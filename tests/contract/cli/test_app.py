@@ -5,6 +5,7 @@ import subprocess
 import sys
 from contextlib import closing
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,9 @@ from fixtures.programs import python
 from fixtures.waiting import WAIT_S
 from rpcwheel.cli import app, main
 from rpcwheel.journal import open_journal_backend
+
+FULL = Path("/dev/full")
+"""A file of Linux whose writes fail."""
 
 
 @pytest.mark.parametrize(("queue", "form"), [("native", "compiled"), ("pure", "pure Python")])
@@ -105,6 +109,23 @@ def test_commands_work_without_standard_streams(words, status, closed, tmp_path)
     )
     assert run.returncode == status
     assert b"Traceback" not in run.stderr
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs Linux")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["config schema", "--version"])
+def test_output_to_a_full_disk_ends_with_1(words, unbuffered) -> None:
+    with FULL.open("wb") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "rpcwheel", *words.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            timeout=4 * WAIT_S,
+            check=False,
+        )
+    said = b"rpcwheel: the output cannot be written: No space left on device\n"
+    assert (run.returncode, run.stderr) == (1, said)
 
 
 def test_help_has_no_types_of_python(capsys) -> None:
