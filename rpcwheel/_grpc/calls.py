@@ -171,7 +171,7 @@ def check_call_options(metadata: Any, credentials: object, compression: object) 
         raise TypeError(f"compression must be a grpc.Compression, not {compression!r}")
 
 
-def checked_metadata(pairs: Iterable[tuple[str, str | bytes]]) -> Metadata:
+def checked_metadata(pairs: Iterable[tuple[Any, Any]]) -> Metadata:
     """Return metadata that gRPC can send.
 
     gRPC raises ValueError for other metadata when it begins a call, and its message has the values,

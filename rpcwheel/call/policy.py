@@ -454,7 +454,7 @@ class FrozenDict(dict[str, MethodPolicy]):
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
 
-    def __hash__(self) -> int:  # type: ignore[override] - it cannot be changed
+    def __hash__(self) -> int:  # type: ignore[override]  # it cannot be changed
         return hash(frozenset(self.items()))
 
     def __reduce__(self) -> tuple[Any, ...]:

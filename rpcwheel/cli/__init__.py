@@ -24,6 +24,9 @@ __all__ = ["main"]
 NOT_WRITTEN: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """Errors of standard output that is a file."""
 
+INTERRUPTED: Final = 130
+"""The exit status after Ctrl-C, as shells have it."""
+
 PACKAGES: Final = {"typer", "rich", "hyperframe"}
 """What the extra installs."""
 
@@ -56,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    except KeyboardInterrupt:  # the imports take a second
+        return INTERRUPTED
     try:
         try:
             with _sigterm_as_exit():

@@ -111,6 +111,18 @@ def test_commands_work_without_standard_streams(words, status, closed, tmp_path)
     assert b"Traceback" not in run.stderr
 
 
+def test_ctrl_c_while_the_command_line_is_imported_ends_with_130(monkeypatch, capsys) -> None:
+    class Interrupting:
+        def find_spec(self, name, *_):
+            if name == "rpcwheel.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "rpcwheel.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    assert main(["--version"]) == 130
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.skipif(not FULL.exists(), reason="needs Linux")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("words", ["config schema", "--version"])
