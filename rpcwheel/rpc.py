@@ -135,8 +135,17 @@ Set and read by `rpcwheel.call`, as `DEADLINE` is."""
 CRITICALITY_KEY: Final = "rpcwheel-criticality"
 """The metadata entry of a call with the `label` of its criticality."""
 
-CRITICALITY_SCHEMA: Final = {"enum": [level.label for level in Criticality]}
-"""The JSON schema of a setting that is a criticality."""
+_IN_ANY_CASE: Final = "|".join(
+    "".join("[-_]" if char == "_" else f"[{char}{char.upper()}]" for char in level.label)
+    for level in Criticality
+)
+CRITICALITY_SCHEMA: Final = {
+    "anyOf": [
+        {"enum": [level.label for level in Criticality]},
+        {"type": "string", "pattern": f"^({_IN_ANY_CASE})$"},
+    ]
+}
+"""The JSON schema of a setting that is a criticality. Editors complete the usual names."""
 
 NONCE_KEY: Final = "rpcwheel-nonce"
 """The metadata entry of an attempt with a value that no other attempt has. A server that refuses

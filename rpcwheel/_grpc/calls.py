@@ -7,6 +7,7 @@ versions of grpcio on which it was verified.
 from __future__ import annotations
 
 import copy
+import re
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import grpc
 
-from rpcwheel.errors import REFUSALS
+from rpcwheel.errors import REFUSALS, ConfigurationError, short_repr
 from rpcwheel.rpc import Kind
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ INVALID_REQUEST_CODES: Final = frozenset(
     {"INTERNAL", "UNKNOWN", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
 )
 """The status codes of these calls, and of errors without a status."""
+
+_METADATA_KEY: Final = re.compile(r"[0-9a-z_.-]+")
+_METADATA_VALUE: Final = re.compile(rb"[\x20-\x7e]*")
 
 # --- The methods of channels ---
 
@@ -176,6 +180,38 @@ def check_call_options(metadata: Any, credentials: object, compression: object) 
         raise TypeError(f"credentials must be grpc.CallCredentials, not {credentials!r}")
     if compression not in (None, *grpc.Compression):
         raise TypeError(f"compression must be a grpc.Compression, not {compression!r}")
+
+
+def checked_metadata(pairs: Iterable[tuple[Any, Any]]) -> Metadata:
+    """Return metadata that gRPC can send.
+
+    gRPC raises ValueError for other metadata when it begins a call, and its message has the values,
+    which may be secret.
+
+    Raises:
+        ConfigurationError: It does not consist of pairs, or gRPC cannot send one of them. The
+            message names the key only.
+    """
+    try:
+        checked = tuple((key, value) for key, value in pairs)
+    except (TypeError, ValueError):
+        raise ConfigurationError("metadata must be pairs of a key and a value") from None
+    for key, value in checked:
+        if not isinstance(key, str) or not _METADATA_KEY.fullmatch(key):
+            raise ConfigurationError(
+                "a key of metadata must consist of lower-case letters, digits, '_', '-' and '.', "
+                f"not {short_repr(key)}"
+            )
+        if key.endswith("-bin"):
+            if not isinstance(value, bytes):
+                raise ConfigurationError(f"the value of the metadata {key!r} must be bytes")
+            continue
+        data = value.encode() if isinstance(value, str) else value
+        if not isinstance(data, bytes) or not _METADATA_VALUE.fullmatch(data):
+            raise ConfigurationError(
+                f"the value of the metadata {key!r} must be one line of printable ASCII characters"
+            )
+    return checked
 
 
 def check_request(request: Any, serializer: Callable[[Any], Any] | None) -> Exception | None:

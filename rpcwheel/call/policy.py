@@ -163,6 +163,9 @@ BudgetSetting = Annotated[Share | RetryThrottling | None, BeforeValidator(_budge
 
 
 Codes = Annotated[Any, WithJsonSchema(CODES_SCHEMA)]
+CodesOrNone = Annotated[
+    Any, WithJsonSchema({"anyOf": [*CODES_SCHEMA["anyOf"], {"type": "array", "maxItems": 0}]})
+]
 
 
 class RetryPolicy(Policy):
@@ -249,7 +252,7 @@ class HedgingPolicy(Policy):
     max_attempts: Annotated[StrictInt, Field(ge=1)] = 2
     """Maximum number of attempts of a call, including the first."""
 
-    non_fatal_codes: Codes = frozenset({"UNAVAILABLE"})
+    non_fatal_codes: CodesOrNone = frozenset({"UNAVAILABLE"})
     """Status codes, as names or `grpc.StatusCode`: one, or a set, tuple or list of them. If an
     attempt fails with one of them, the next attempt is sent immediately. If it fails with another
     code, the call fails and the other attempts are canceled."""
@@ -450,6 +453,9 @@ class FrozenDict(dict[str, MethodPolicy]):
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse
+
+    def __hash__(self) -> int:  # type: ignore[override]  # it cannot be changed
+        return hash(frozenset(self.items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (dict(self),)

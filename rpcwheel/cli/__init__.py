@@ -9,6 +9,7 @@ journal of failback, and delivers them (`cli/journal.py`). `config` checks a set
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 __all__ = ["main"]
+
+NOT_WRITTEN: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""Errors of standard output that is a file."""
+
+INTERRUPTED: Final = 130
+"""The exit status after Ctrl-C, as shells have it."""
 
 PACKAGES: Final = {"typer", "rich", "hyperframe"}
 """What the extra installs."""
@@ -34,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 1 for a failure that the command has printed, 2 for a wrong
         argument or a missing package, 130 after Ctrl-C, 143 after SIGTERM.
     """
+    _open_missing_streams()
     if isinstance(sys.stdout, TextIOWrapper):  # a server's text may not fit the encoding
         sys.stdout.reconfigure(errors="backslashreplace")
     if (
@@ -51,12 +59,34 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    except KeyboardInterrupt:  # the imports take a second
+        return INTERRUPTED
     try:
-        with _sigterm_as_exit():
-            app(argv, prog_name="rpcwheel")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
+        try:
+            with _sigterm_as_exit():
+                app(argv, prog_name="rpcwheel")
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else 0
+        finally:
+            sys.stdout.flush()  # at the exit of the interpreter, an error would be a traceback
+    except OSError as error:
+        if error.errno not in NOT_WRITTEN:
+            raise
+        print(f"rpcwheel: the output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - until the end
+        return 1
     return 0
+
+
+def _open_missing_streams() -> None:
+    """Replace standard streams that were closed when the process started, which are None.
+
+    Their descriptors are taken too: otherwise a file or socket that is opened later would have
+    them, and get what libraries in C print.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115 - until the end
 
 
 @contextlib.contextmanager

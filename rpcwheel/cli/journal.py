@@ -20,7 +20,12 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from rpcwheel.errors import ConfigurationError, JournalError, JournalRefused
+from rpcwheel.errors import (
+    ConfigurationError,
+    JournalError,
+    JournalRefused,
+    JournalUnavailable,
+)
 from rpcwheel.journal import (
     CallState,
     Depth,
@@ -320,9 +325,10 @@ def _end_leases(backend: JournalBackend) -> None:
     """Make the calls of processes that have died waiting again, if their leases have ended.
 
     Each process that delivers calls does this too, but perhaps none runs. Who may only read the
-    journal sees them as taken.
+    journal, or has the URL of a replica, sees them as taken. If the journal fails, the next request
+    tells why.
     """
-    with suppress(JournalRefused):
+    with suppress(JournalRefused, JournalUnavailable):
         backend.take("", 0.0, (), 0.0)
 
 
@@ -340,9 +346,23 @@ def _ask(backend: JournalBackend, chosen: Filter, action: str) -> None:
         print("no call is selected")
         raise typer.Exit
     number = f"more than {MAX_COUNT:,} calls" if count > MAX_COUNT else _calls(count)
-    if not typer.confirm(f"{action} {number} of {printable(str(backend.url))}?", err=True):
+    if not _is_confirmed(f"{action} {number} of {printable(str(backend.url))}?"):
         print("nothing was changed")
         raise typer.Exit(1)
+
+
+def _is_confirmed(question: str) -> bool:
+    """Ask until the answer is yes or no. Not by `typer.confirm`, which takes Ctrl-C for a no."""
+    while True:
+        print(f"{question} [y/N]: ", end="", file=sys.stderr, flush=True)
+        answer = sys.stdin.readline()
+        if not answer:  # Ctrl-D
+            print(file=sys.stderr)
+        if answer.strip().lower() in {"y", "yes"}:
+            return True
+        if answer.strip().lower() in {"n", "no", ""}:
+            return False
+        print("answer y or n", file=sys.stderr)
 
 
 def _calls(count: int) -> str:

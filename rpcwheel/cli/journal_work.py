@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Annotated, Final
 import grpc
 import typer
 
+from rpcwheel._grpc.calls import checked_metadata
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events.log import report_suppressed
 from rpcwheel.failback import FailbackStats, JournalWorker
@@ -118,11 +119,12 @@ def work(
             "--metadata-to-all-targets",
             param_hint="--metadata",
         )
-    addresses = dict(_pair(pair, "--map", "TARGET=ADDRESS") for pair in moved or ())
+    for pair in moved or ():
+        _pair(pair, "--map", "TARGET=ADDRESS")
     _import(modules or ())
     worker = JournalWorker(
         url,
-        connect=partial(_connect, addresses, tls),
+        connect=partial(_connect, moved or (), tls),
         queues=queues or None,
         targets=targets or None,
         functions=registered_functions() if modules else (),
@@ -223,8 +225,10 @@ def _import(modules: Sequence[str]) -> None:
             ) from error
 
 
-def _connect(addresses: Mapping[str, str], tls: TlsSettings, target: str) -> grpc.Channel:
-    address = addresses.get(target, target)
+def _connect(moved: Sequence[str], tls: TlsSettings, target: str) -> grpc.Channel:
+    # Not by a dictionary: target and address may have "=" in them, as URLs of registries have.
+    pairs = (pair for pair in reversed(moved) if pair.startswith(f"{target}="))
+    address = next(pairs, target).removeprefix(f"{target}=")
     if not tls.enabled:
         return insecure_channel(address)
     name = tls.servername
@@ -232,16 +236,16 @@ def _connect(addresses: Mapping[str, str], tls: TlsSettings, target: str) -> grp
     return secure_channel(address, grpc.ssl_channel_credentials(*tls.pem()), options)
 
 
-def _metadata(values: Sequence[str]) -> Callable[[], list[tuple[str, str | bytes]]]:
+def _metadata(values: Sequence[str]) -> Callable[[], Sequence[tuple[str, str | bytes]]]:
     """Return a function that reads the values, each time anew.
 
     Raises:
-        ConfigurationError: A file or variable cannot be read now.
+        ConfigurationError: A file or variable cannot be read now, or has what gRPC cannot send.
     """
     pairs = [_pair(value, "--metadata", "KEY=VALUE") for value in values]
 
-    def read() -> list[tuple[str, str | bytes]]:
-        return [(key.lower(), _value(key, source)) for key, source in pairs]
+    def read() -> Sequence[tuple[str, str | bytes]]:
+        return checked_metadata([(key.lower(), _value(key, source)) for key, source in pairs])
 
     read()
     return read

@@ -27,6 +27,8 @@ from rich.live import Live
 from rich.segment import SegmentLines
 from rich.text import Text
 
+from rpcwheel.instance import checked_host
+
 from .findings import Problem, printable
 from .parameters import check_seconds
 from .target import ServerTarget, parse_target
@@ -101,6 +103,8 @@ def top(
     """
     try:
         where = parse_target(target.removeprefix("http://").rstrip("/"))
+        if not where.path:
+            checked_host(where.host.encode("idna").decode())
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="HOST:PORT") from None
     if where.path:

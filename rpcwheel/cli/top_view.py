@@ -118,7 +118,8 @@ def frame(
             tables.append((section, rows))
         else:
             empty.append(section.empty)
-    errors = status.get("errors", ())
+    errors = status.get("errors")
+    errors = errors if isinstance(errors, list) else []  # another version
     parts: list[RenderableType] = [_head(target, status), _summary(tables, len(errors))]
     if failure:
         at = time.strftime("%H:%M:%S", time.localtime(_float(status.get("now"))))

@@ -25,9 +25,10 @@ import grpc
 from rpcwheel._concurrency.callbacks import callable_name, run_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.loop import call_on_loop
+from rpcwheel._grpc.calls import checked_metadata
 from rpcwheel.call.failback_policy import FailbackPolicy
 from rpcwheel.durations import to_ns
-from rpcwheel.errors import ConfigurationError, JournalError
+from rpcwheel.errors import JournalError
 from rpcwheel.events import CallbackFailed, TaskFailed, emit
 from rpcwheel.journal.journal import open_journal
 from rpcwheel.journal.opening import open_journal_backend
@@ -184,10 +185,7 @@ class JournalWorker:
         for invoker in self._functions:
             _queue_of(invoker)
         if not callable(metadata):
-            try:
-                metadata = tuple((key, value) for key, value in metadata)
-            except (TypeError, ValueError):
-                raise ConfigurationError("metadata must be pairs of a key and a value") from None
+            metadata = checked_metadata(metadata)
         self._settings = _WorkerSettings(
             policy,
             retry_on is None,
@@ -366,7 +364,7 @@ class JournalWorker:
             if not self._settings.select(queue.name, ""):
                 continue
             if store.journal.url.place != self._checked_backend.url.place:
-                reason = f"the journal of the function is {store.journal.url}"
+                reason = f"the journal of the function is {store.journal.url.place}"
                 with self._lock:
                     self._places[queue.name, ""] = _Place(math.inf, skipped=reason)
                 continue
@@ -518,12 +516,12 @@ def _metadata_now(metadata: Metadata, journal: str) -> Iterable[Metadatum]:
     """Return the metadata for an attempt.
 
     Raises:
-        LookupError: The user's function has failed, or has not returned pairs.
+        LookupError: The user's function has failed, or gRPC cannot send what it has returned.
     """
     if not callable(metadata):
         return metadata
     try:
-        return tuple((key, value) for key, value in metadata())
+        return checked_metadata(metadata())
     except Exception as error:
         emit(CallbackFailed(journal, callable_name(metadata), error))
         raise LookupError("there is no metadata for the call") from error

@@ -24,7 +24,7 @@ import time
 import zlib
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import quote, urlencode, urlunsplit
+from urllib.parse import quote, urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -234,6 +234,9 @@ LOST: Final = re.compile(r"$|08|57P")
 """The start of the SQLSTATE of errors that do not tell whether the statement was executed: the
 connection was lost, or the server is ending."""
 
+FOREIGN: Final = frozenset({"42703", "42883", "42P07"})
+"""The SQLSTATE of statements that have found other columns, or tables of the same names."""
+
 _inherited: Final[list[object]] = []
 """Connections of the parent process, which a child must not close."""
 
@@ -259,9 +262,9 @@ class PostgresqlJournal(SqlJournal):
             raise ConfigurationError(
                 f"{url}: schema must be a name of letters, digits and underscores, not {schema!r}"
             )
-        parts = url.parts
         query = urlencode(options, quote_via=quote)
-        conninfo = urlunsplit((parts.scheme, parts.netloc, parts.path, query, ""))
+        # Not by `urlunsplit`, which leaves the slashes out if there is no host, as for a socket.
+        conninfo = f"{url.scheme}://{url.parts.netloc}{url.parts.path}?{query}"
         try:
             parameters = conninfo_to_dict(conninfo)
         except psycopg.Error as error:
@@ -277,7 +280,9 @@ class PostgresqlJournal(SqlJournal):
             "tcp_user_timeout": round(TIMEOUT_S * 1e3),
             "application_name": "rpcwheel",
         }
-        self._parameters = defaults | parameters
+        # With that of a database in SQL_ASCII, texts would be bytes.
+        encoding = {"client_encoding": "utf8"}
+        self._parameters = defaults | parameters | encoding
         self._schema = schema
         self._lock_class = zlib.crc32(f"rpcwheel.{schema}".encode()) - (1 << 31)
         self._lost = LostTakes()
@@ -503,11 +508,16 @@ class PostgresqlJournal(SqlJournal):
         return db
 
     def _prepare(self, db: _Bounded, timeout_s: float) -> None:
-        """Limit the time of statements, and create the tables if there are none."""
+        """Set what the statements need, and create the tables if there are none.
+
+        Statements that follow a lock must see what it has waited for, whatever level of isolation
+        is the default of the role or the database.
+        """
         limit = f"{round(timeout_s * 1e3)}ms"
         db.execute(
             """SELECT set_config('statement_timeout', %(limit)s, false),
-                set_config('idle_in_transaction_session_timeout', %(limit)s, false)""",
+                set_config('idle_in_transaction_session_timeout', %(limit)s, false),
+                set_config('default_transaction_isolation', 'read committed', false)""",
             {"limit": limit},
         )
         if (version := self._version(db)) is None:
@@ -532,7 +542,16 @@ class PostgresqlJournal(SqlJournal):
         # Not by to_regclass: it may not see what was created while the lock was waited for.
         if not self._rows(db, HAS_TABLES, (self._schema,)):
             return None
-        return int(self._rows(db, "SELECT max(version) FROM $version")[0][0])
+        version = self._rows(db, "SELECT max(version) FROM $version")[0][0]
+        if not isinstance(version, int):
+            raise JournalRefused(f"{self.url}: {self._foreign()}")
+        return version
+
+    def _foreign(self) -> str:
+        return (
+            f"the schema {self._schema} has tables of another program; give the journal a schema "
+            "of its own, such as ?schema=rpcwheel"
+        )
 
     def _create(self, db: _Bounded) -> None:
         if not self._rows(db, "SELECT 1 FROM pg_namespace WHERE nspname = %s", (self._schema,)):
@@ -551,6 +570,8 @@ class PostgresqlJournal(SqlJournal):
                 f"{message}; look at the user, the password, the rights, "
                 "and the name of the database"
             )
+        if state in FOREIGN:
+            return JournalRefused(f"{message}; {self._foreign()}")
         if state[:2] in {"22", "23", "54"}:
             return JournalRefused(f"{message}; the journal cannot store such a value")
         if isinstance(error, psycopg.DataError):
@@ -566,6 +587,19 @@ class _Bounded(psycopg.Connection[Any]):
     """
 
     timeout_s = TIMEOUT_S
+
+    def is_lost(self) -> bool:
+        """Whether the connection has ended, also if the server has ended it while it was idle."""
+        if self.closed:
+            return True
+        poll = select.poll()
+        try:
+            poll.register(self.pgconn.socket, select.POLLIN)
+            while poll.poll(0):  # the reason comes before the end
+                self.pgconn.consume_input()
+        except psycopg.OperationalError:
+            return True
+        return self.closed
 
     def wait(self, gen: Generator[Any, Any, R], *args: Any, **kwargs: Any) -> R:
         """Do the steps of a request; each tells for what of the socket it waits."""
@@ -611,7 +645,9 @@ class _PostgresqlConnection:
     @contextmanager
     def use(self) -> Iterator[_Bounded]:
         with self._lock:
-            if self._db is None or self._db.closed:
+            if self._db is not None and self._db.is_lost():
+                self._close()
+            if self._db is None:
                 self._db = self._connect()
             try:
                 yield self._db

@@ -3,7 +3,7 @@
 Needs Redis 5 or newer, one server or an address that always leads to the present primary; Redis
 Cluster is not supported. `rediss://` is over TLS, with the files `?ca=root.pem&cert=chain.pem&
 key=key.pem`. All keys begin with `{namespace}:`, with `?namespace=rpcwheel-journal`; a user needs
-these keys, EVAL, INFO and CLIENT.
+these keys, and the rights that docs/guides/journals.md lists.
 
 Calls are as durable as the server is configured to keep them:
 
@@ -86,6 +86,9 @@ CHUNK: Final = 300
 
 LAST_ID: Final = 10**16 - 1
 
+NOT_CONNECTED: Final = ("connecting to", "max number of clients")
+"""In the texts of errors that end a connection before a request is sent on it."""
+
 ERRORS: Final[dict[RedisProblem, type[JournalError]]] = {
     RedisProblem.REFUSED: JournalRefused,
     RedisProblem.FULL: JournalFull,
@@ -144,6 +147,7 @@ class RedisJournal(JournalBackend):
                 0 if call.order_key is None else 1,
                 call.order_key or "",
             )
+        self._ask(bool)  # connects and checks the server: if that fails, nothing was sent
         try:
             return [int(number) for number in self._run(APPEND, *arguments)]
         except JournalUnavailable as error:
@@ -340,6 +344,11 @@ class RedisJournal(JournalBackend):
                 )
             if version is None:
                 self._client.set(key, SCHEMA_VERSION, nx=True)
+            elif not version.isdigit():
+                raise JournalRefused(
+                    f"{self.url}: the keys {self._prefix}* are those of another program; give the "
+                    "journal a ?namespace= of its own"
+                )
             elif int(version) != SCHEMA_VERSION:
                 raise JournalRefused(
                     f"{self.url}: the keys {self._prefix}* were made by a newer rpcwheel (version "
@@ -413,5 +422,7 @@ def _split(place: bytes) -> tuple[str, str]:
 
 def _may_be_executed(error: BaseException | None) -> bool:
     """Whether a connection was lost after the request may have been sent."""
+    if any(text in str(error) for text in NOT_CONNECTED):
+        return False
     lost = isinstance(error, (redis.ConnectionError, redis.TimeoutError))
-    return lost and not isinstance(error, BusyLoadingError) and "connecting to" not in str(error)
+    return lost and not isinstance(error, BusyLoadingError)

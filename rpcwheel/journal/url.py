@@ -9,7 +9,7 @@ import difflib
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from rpcwheel._engines.urls import masked_url
 from rpcwheel.errors import ConfigurationError
@@ -33,12 +33,18 @@ BACKENDS: Final = {
 }
 """By scheme: the module, the class, and the extra that it needs."""
 
+PLACES: Final = {
+    "schema": "rpcwheel",
+    "namespace": "rpcwheel-journal",
+    "db": "0",
+    **dict.fromkeys(("host", "hostaddr", "port", "dbname", "service"), ""),
+}
+"""The options that say where the calls are, with their defaults. The others say how they are read
+and stored."""
+
 DEFAULT_LEASE_S: Final = 15.0
 DEFAULT_TIMEOUT_S: Final = 5.0
 LONGEST_S: Final = 3600.0
-
-PLACES: Final = {"schema": "rpcwheel", "namespace": "rpcwheel-journal", "db": "0"}
-"""The options that say where in an engine a journal is, and their defaults."""
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.\-]*")
 
@@ -62,15 +68,18 @@ class JournalUrl:
         return masked_url(self.text)
 
     @property
-    def place(self) -> tuple[str, ...]:
-        """Where the journal is: equal for URLs that differ only in how they use it."""
-        return str(self), *(self.options.get(name, usual) for name, usual in PLACES.items())
-
-    @property
     def path(self) -> str:
         """The path, decoded. A file is `sqlite:///var/lib/x.db`, `sqlite://./x.db` or `~/x.db`."""
         authority = self.parts.netloc if self.parts.netloc in {".", "..", "~"} else ""
         return authority + unquote(self.parts.path)
+
+    @property
+    def place(self) -> str:
+        """Where the calls are: the URL without the password, and with the options that say so."""
+        given = ((name, self.options.get(name, default)) for name, default in PLACES.items())
+        options = urlencode([pair for pair in given if pair[1] != PLACES[pair[0]]])
+        shown = str(self).replace("postgres://", "postgresql://", 1)
+        return f"{shown}?{options}" if options else shown
 
     def check_options(self, *own: str) -> None:
         """Check that there are no options but `lease`, `timeout` and `own`.
@@ -122,7 +131,7 @@ def parse_journal_url(url: object) -> JournalUrl:
         meant = f"did you mean {near[0]}://?" if near else f"there are {', '.join(schemes)}"
         raise ConfigurationError(f"{shown!r}: no journal has the scheme {scheme!r}; {meant}")
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url, allow_fragments=False)  # a file or a password may have a "#"
         pairs = parse_qsl(parts.query, keep_blank_values=True)
     except ValueError as error:
         raise ConfigurationError(f"{shown!r}: {error}") from None

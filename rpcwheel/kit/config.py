@@ -69,6 +69,9 @@ _SERVICE_VARIABLE: Final = re.compile(
 )
 """A variable that Kubernetes sets for each Service of a namespace."""
 
+OFF: Final = ("null", "false")
+"""What a variable says for None."""
+
 SUFFIXES: Final = {".toml": "TOML", ".yaml": "YAML", ".yml": "YAML"}
 
 MAX_FILE_BYTES: Final = 1 << 20
@@ -141,7 +144,8 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
             if not _is_of_service(name, environ):
                 unknown.append(_unknown_variable(name, place, prefix))
             continue
-        value = text if place == ("status_token",) else _value(text, name)
+        is_token = place == ("status_token",) and text.strip() not in OFF
+        value = text if is_token else _value(text, name)
         origins[place] = name if value != text else name + _as_list(text)
         _merge(tree, checked_tree(_nest(place, value), name))
 

@@ -3,13 +3,19 @@
 import os
 import subprocess
 import sys
+from contextlib import closing
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 from fixtures.programs import python
 from fixtures.waiting import WAIT_S
 from rpcwheel.cli import app, main
+from rpcwheel.journal import open_journal_backend
+
+FULL = Path("/dev/full")
+"""A file of Linux whose writes fail."""
 
 
 @pytest.mark.parametrize(("queue", "form"), [("native", "compiled"), ("pure", "pure Python")])
@@ -78,6 +84,60 @@ def test_a_closed_pipe_ends_the_command_without_a_traceback() -> None:
     )
     os.close(write)
     assert (run.returncode, run.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("config schema", 0),
+        ("doctor 127.0.0.1:1", 1),
+        ("journal retry sqlite://{}/calls.db --all", 2),
+    ],
+)
+def test_commands_work_without_standard_streams(words, status, closed, tmp_path) -> None:
+    url = f"sqlite://{tmp_path}/calls.db"
+    with closing(open_journal_backend(url)) as backend:
+        backend.routes()
+    program = f'exec "$0" -m rpcwheel "$@" {closed}'
+    run = subprocess.run(
+        ["sh", "-c", program, sys.executable, *words.format(tmp_path).split()],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=4 * WAIT_S,
+        check=False,
+    )
+    assert run.returncode == status
+    assert b"Traceback" not in run.stderr
+
+
+def test_ctrl_c_while_the_command_line_is_imported_ends_with_130(monkeypatch, capsys) -> None:
+    class Interrupting:
+        def find_spec(self, name, *_):
+            if name == "rpcwheel.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "rpcwheel.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    assert main(["--version"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs Linux")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["config schema", "--version"])
+def test_output_to_a_full_disk_ends_with_1(words, unbuffered) -> None:
+    with FULL.open("wb") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "rpcwheel", *words.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            timeout=4 * WAIT_S,
+            check=False,
+        )
+    said = b"rpcwheel: the output cannot be written: No space left on device\n"
+    assert (run.returncode, run.stderr) == (1, said)
 
 
 def test_help_has_no_types_of_python(capsys) -> None:

@@ -369,6 +369,27 @@ def test_a_change_needs_a_filter_or_all_and_an_answer_or_yes(
     assert [one.state for one in backend.select(Filter(ids=(1,)))] != [CallState.DEAD]
 
 
+class Interrupted(Typed):
+    """A user who presses Ctrl-C."""
+
+    def readline(self, *_):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("typed", "status"),
+    [(Interrupted, 130), (lambda: Typed(""), 1), (lambda: Typed("perhaps\nY\n"), 0)],
+    ids=["ctrl-c", "ctrl-d", "again"],
+)
+def test_a_question_may_be_interrupted_or_is_asked_again(
+    typed, status, url, backend, monkeypatch, capsys
+):
+    backend.append([call()])
+    monkeypatch.setattr(sys, "stdin", typed())
+    run("drop", url, "--state", "waiting", capsys=capsys, status=status)
+    assert len(backend.select(Filter())) == (status != 0)
+
+
 def test_a_question_counts_up_to_a_limit(url, backend, monkeypatch, set_limit, capsys):
     set_limit("cli.journal.MAX_COUNT", 2)
     backend.append([call()] * 3)

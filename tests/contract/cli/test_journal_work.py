@@ -228,6 +228,14 @@ def test_metadata_comes_from_arguments_files_and_variables(
     }
 
 
+def test_a_target_with_an_equals_sign_is_mapped(url, backend, shop, capsys):
+    target = "sqlite:///var/lib/shop/registry.db?service=shop.Orders"
+    backend.append([stored_rpc(target)])
+    words = ["--map", f"{target}=127.0.0.1:1", "--map", f"{target}={shop.target}"]
+    assert run(url, "--once", *words, capsys=capsys)[0] == 0
+    assert len(shop.calls) == 1
+
+
 @pytest.fixture
 def tls_server(certificates):
     """A server with TLS: its target, and the requests that it has got."""
@@ -292,6 +300,9 @@ def test_calls_that_cannot_be_delivered_are_reported(url, backend, capsys):
         (["--target", "a", "--metadata", "token=file:/no/such/file"], "No such file"),
         (["--target", "a", "--metadata", "token=env:NO_SUCH"], "there is no variable NO_SUCH"),
         (["--target", "a", "--metadata", "token-bin=swordfish"], "base64 for -bin"),
+        (["--target", "a", "--metadata", "a key=swordfish"], "lower-case letters"),
+        (["--target", "a", "--metadata", "token=swordfish\n1"], "one line of printable ASCII"),
+        (["--target", "a", "--metadata", "token=swördfish"], "one line of printable ASCII"),
         (["--map", "shop.Orders"], "TARGET=ADDRESS"),
         (["--retry-on", "UNAVAILBLE"], "did you mean 'UNAVAILABLE'"),
         (["--max-attempts", "0"], "greater than or equal to 1"),

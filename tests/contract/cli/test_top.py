@@ -121,7 +121,16 @@ def test_another_server_is_reported(server, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["nohost"], ["unix:/run/x"], ["h:0"], ["h:1", "--interval", "0"], ["https://h:1"], []],
+    [
+        ["nohost"],
+        ["unix:/run/x"],
+        ["h:0"],
+        ["a..b:1"],
+        ["a b:1"],
+        ["h:1", "--interval", "0"],
+        ["https://h:1"],
+        [],
+    ],
 )
 def test_wrong_arguments_are_refused(arguments, capsys):
     assert main(["top", *arguments]) == 2

@@ -258,7 +258,15 @@ def test_metadata_is_read_anew_for_each_attempt(url, backend, shop):
 
 
 broken_metadata = pytest.mark.parametrize(
-    "broken", [[].pop, lambda: [("a", "b", "c")]], ids=["raises", "no pairs"]
+    "broken",
+    [
+        [].pop,
+        lambda: [("a", "b", "c")],
+        lambda: [("a key", "b")],
+        lambda: [("a", "b\nc")],
+        lambda: [("a-bin", "b")],
+    ],
+    ids=["raises", "no pairs", "key", "value", "no bytes"],
 )
 
 

@@ -58,7 +58,11 @@ def test_an_ordered_append_whose_answer_was_lost_has_an_unknown_outcome(
         own_postgresql.thaw()
 
 
-def test_the_commands_show_calls_to_a_role_that_may_only_read(journal, postgresql, schema, capsys):
+@pytest.mark.parametrize("options", [{}, {"options": "-c default_transaction_read_only=on"}])
+def test_the_commands_show_calls_to_a_role_that_may_only_read(
+    options, journal, postgresql, schema, capsys
+):
+    """Also of a server that only reads, as a standby does."""
     journal.append([new_call(1)])
     journal.take("died", 0.05, ROUTES, 0.0)
     ended = f"SELECT 1 FROM {schema}.worker WHERE ends_ms / 1e3 < extract(epoch FROM now())"
@@ -67,7 +71,7 @@ def test_the_commands_show_calls_to_a_role_that_may_only_read(journal, postgresq
     postgresql.ask(f"CREATE ROLE {role} LOGIN")
     postgresql.ask(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
     postgresql.ask(f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {role}")
-    url = postgresql.journal_url(user=role, schema=schema)
+    url = postgresql.journal_url(user=role, schema=schema, **options)
     assert main(["journal", "stats", url]) == 0
     assert "0 waiting, 1 taken" in capsys.readouterr().out
 
@@ -173,13 +177,17 @@ def test_a_call_that_is_being_taken_is_not_blocked_by_a_retried_dead_letter(
     assert states == [CallState.BLOCKED, CallState.TAKEN]
 
 
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
 def test_an_append_waits_for_a_result_that_ends_the_call_before_it(
-    journal, postgresql, schema, opened
+    isolation, journal, postgresql, schema, opened
 ):
+    """Also if the role or the database has another level of isolation by default."""
     journal.append([new_call(1, order_key="a")])
     journal.take("worker", 60.0, ROUTES, 0.0)
     on_delete(postgresql, schema, "PERFORM pg_advisory_xact_lock(1)", at_commit=True)
-    other = opened(postgresql.journal_url(schema=schema))
+    level = isolation.replace(" ", "\\ ")
+    options = f"-c default_transaction_isolation={level}"
+    other = opened(postgresql.journal_url(schema=schema, options=options))
 
     def wait_for_waiting(count):
         query = "SELECT 1 FROM pg_locks WHERE NOT granted"
@@ -223,6 +231,23 @@ def test_a_role_without_rights_is_refused(journal, postgresql, schema, opened):
         opened(postgresql.journal_url(user="nobody_else")).append([new_call(2)])
 
 
+@pytest.mark.parametrize(
+    "table",
+    [
+        "version AS SELECT '1'::text AS version",
+        "version (version integer)",
+        "version AS SELECT 1 AS number",
+        "version AS SELECT '{}'::jsonb AS version",
+        "call (number integer)",
+    ],
+)
+def test_a_schema_of_another_program_is_refused(table, postgresql, schema, opened):
+    postgresql.ask(f"CREATE SCHEMA {schema}")
+    postgresql.ask(f"CREATE TABLE {schema}.{table}")
+    with pytest.raises(JournalRefused, match="tables of another program"):
+        opened(postgresql.journal_url(schema=schema)).append([new_call(1)])
+
+
 def test_tables_that_were_deleted_are_created_again(journal, postgresql, schema):
     journal.append([new_call(1)])
     postgresql.ask(f"DROP SCHEMA {schema} CASCADE")
@@ -239,6 +264,17 @@ def test_a_value_that_cannot_be_stored_is_refused(journal):
         journal.append([new_call(1, attempts=2**63)])
     journal.append([new_call(2)])
     assert bodies_of(journal.select(Filter())) == [2]
+
+
+def test_texts_are_kept_in_a_database_without_an_encoding(postgresql, schema, opened):
+    postgresql.ask(f"CREATE DATABASE {schema} ENCODING 'SQL_ASCII' TEMPLATE template0")
+    journal = opened(f"{postgresql.journal_url().removesuffix('postgres')}{schema}")
+    journal.append([new_call(1, error="Zürich ∑", order_key="ü")])
+    (taken,) = journal.take("worker", 60.0, ROUTES, 0.0)
+    assert (taken.queue, taken.error, taken.order_key) == ("orders", "Zürich ∑", "ü")
+    assert journal.report("worker", [Dead(taken.id, 2, "Zürich", "∑")]) == []
+    assert [depth.queue for depth in journal.depths()] == ["orders"]
+    assert journal.delete(Filter(error="∑")) == 1
 
 
 def test_a_server_that_only_reads_is_unavailable(journal, postgresql, schema, opened):

@@ -1,8 +1,12 @@
 """The journal in Redis: failures of the server, its configuration, keys, and full memory."""
 
+import re
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import redis as redis_package
 
 from fixtures.engine_redis import RedisEngine
 from fixtures.engine_watchers import namespace, tls_files
@@ -10,6 +14,7 @@ from fixtures.journal_calls import ROUTES, bodies_of, new_call
 from fixtures.waiting import wait_until
 from rpcwheel.errors import (
     JournalFull,
+    JournalOutcomeUnknown,
     JournalRefused,
     JournalUnavailable,
 )
@@ -208,6 +213,41 @@ def test_a_wrong_password_is_refused_and_not_shown(opened):
         with pytest.raises(JournalRefused, match="look at the user, the password"):
             opened(engine.url()).depths()
         opened(engine.url(user=":sesame")).append([new_call(1)])
+
+
+def test_a_user_with_the_documented_rights_can_do_everything(own_redis, opened):
+    page = Path(__file__).parents[3].joinpath("docs/guides/journals.md").read_text("utf-8")
+    rights = re.search(r"`(~rpcwheel-journal:\* [^`]+)`", page)[1].split()
+    own_redis.ask("SCRIPT", "FLUSH")
+    own_redis.ask("ACL", "SETUSER", "shop", "reset", "on", ">sesame", *rights)
+    journal = opened(own_redis.url(user="shop:sesame"))
+    journal.append([new_call(1), new_call(2), new_call(3, order_key="a")])
+    first, second, _ = (call.id for call in journal.take("worker", 60.0, ROUTES, 0.0))
+    assert journal.renew("worker", 60.0)
+    results = [Delivered(first), Dead(second, 2, "error", "reason")]
+    assert journal.report("worker", results) == []
+    journal.release("worker")
+    assert journal.routes() == [("orders", "10.0.0.1:443")]
+    assert [(depth.waiting, depth.dead) for depth in journal.depths()] == [(1, 1)]
+    assert journal.retry(Filter()) == 2
+    assert len(journal.select(Filter())) == 2
+    assert journal.delete(Filter()) == 2
+
+
+def test_a_call_is_not_stored_if_the_server_accepts_no_connection(own_redis, opened):
+    with closing(redis_package.Redis(own_redis.host, own_redis.port)) as other:
+        most = other.config_get("maxclients")["maxclients"]
+        other.config_set("maxclients", 1)
+        with pytest.raises(JournalUnavailable, match="max number of clients") as refused:
+            opened(own_redis.url()).append([new_call(1)])
+        assert not isinstance(refused.value, JournalOutcomeUnknown)
+        other.config_set("maxclients", most)
+
+
+def test_keys_of_another_program_are_refused(redis, namespace, opened):
+    redis.ask("SET", f"{namespace}:version", "v2")
+    with pytest.raises(JournalRefused, match="another program"):
+        opened(redis.url(namespace=namespace)).append([new_call(1)])
 
 
 def test_a_journal_over_tls(tls_files, opened):

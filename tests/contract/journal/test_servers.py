@@ -5,8 +5,10 @@ import secrets
 import pytest
 
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
-from fixtures.waiting import wait_until
+from fixtures.processes import has_ended
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import JournalOutcomeUnknown, JournalRefused, JournalUnavailable
+from rpcwheel.failback import JournalWorker, with_failback
 from rpcwheel.journal import Filter, open_journal_backend
 from rpcwheel.journal.backend import CallState, Delivered
 
@@ -28,6 +30,14 @@ class InPostgresql:
 
     def lose(self, number):
         self.engine.ask(f"DELETE FROM {self._name}.call WHERE id = {number}")
+
+    def disconnect(self):
+        """End all connections, as the server or a firewall does with idle ones."""
+        ended = self.engine.ask(
+            """SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity
+                WHERE application_name = 'rpcwheel'"""
+        )
+        wait_until(lambda: all(has_ended(pid) for pid, _ in ended))
 
     def exists(self):
         query = f"SELECT 1 FROM pg_namespace WHERE nspname = '{self._name}'"
@@ -51,6 +61,10 @@ class InRedis:
 
     def lose(self, number):
         self.engine.ask("DEL", f"{self._name}:call:{number}")
+
+    def disconnect(self):
+        """End all connections."""
+        self.engine.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
     def exists(self):
         return self.engine.ask("KEYS", f"{self._name}:*") != []
@@ -112,6 +126,19 @@ def test_a_frozen_server_is_unavailable(place, journal):
     assert set(bodies_of(journal.select(Filter()))) >= {1, 3}
 
 
+def test_a_connection_that_was_closed_while_it_was_idle_is_opened_again(place, journal):
+    journal.append([new_call(1)])
+    place.disconnect()
+    journal.append([new_call(2)])
+    place.disconnect()
+    journal.append([new_call(3, order_key="a")])
+    place.disconnect()
+    assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1, 2, 3]
+    assert len(journal.depths()) == 1
+    place.disconnect()
+    assert len(journal.depths()) == 1
+
+
 def test_calls_taken_by_a_request_whose_answer_was_lost_are_taken_again(place, journal):
     journal.append([new_call(0)])
     journal.take("worker", 60.0, ROUTES, 0.0)
@@ -145,6 +172,22 @@ def test_schemas_and_namespaces_are_separate_journals(place, journal, opened):
     journal.append([new_call(1)])
     assert other.select(Filter()) == []
     assert other.take("worker", 60.0, ROUTES, 0.0) == []
+
+
+def test_a_worker_skips_functions_whose_journal_is_another_one_on_its_server(place, journal):
+    journal.append([new_call(1, queue="push", target="", method="push")])
+
+    @with_failback(retry_on=ConnectionError, journal=place.url("_2"), name="push")
+    def push():
+        raise AssertionError
+
+    with JournalWorker(place.url(), functions=[push], once=True) as worker:
+        assert worker.wait(WAIT_S)
+        (reason,) = worker.skipped.values()
+        assert reason.startswith("the journal of the function is ")
+        assert "_2" in reason
+    push.failback.close(0)
+    assert [call.state for call in journal.select(Filter())] == [CallState.READY]
 
 
 def test_only_programs_that_use_a_journal_create_it(place, opened):

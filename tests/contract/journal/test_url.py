@@ -24,21 +24,6 @@ def test_a_url_with_an_at_sign_in_an_option_is_shown_without_it():
     assert str(parse_journal_url("postgresql://h/db?password=a@hunter2")) == "postgresql://***@"
 
 
-@pytest.mark.parametrize(
-    ("url", "other", "is_same"),
-    [
-        ("sqlite:///a.db?lease=30&durability=power", "sqlite:///a.db", True),
-        ("sqlite:///a.db", "sqlite:///b.db", False),
-        ("postgresql://u:old@h/db?schema=rpcwheel", "postgresql://u:new@h/db", True),
-        ("postgresql://h/db?schema=shop", "postgresql://h/db", False),
-        ("redis://h?namespace=shop", "redis://h", False),
-        ("redis://h?db=1", "redis://h?db=0", False),
-    ],
-)
-def test_a_place_is_that_of_all_urls_of_one_journal(url, other, is_same):
-    assert (parse_journal_url(url).place == parse_journal_url(other).place) is is_same
-
-
 def test_options_of_libpq_are_handed_on(monkeypatch):
     connect = Mock(side_effect=psycopg.OperationalError("no server"))
     monkeypatch.setattr(psycopg.Connection, "connect", connect)
@@ -60,7 +45,57 @@ def test_options_of_libpq_are_handed_on(monkeypatch):
         "connect_timeout": "3",
         "tcp_user_timeout": 10_000,
         "application_name": "rpcwheel",
+        "client_encoding": "utf8",
     }
+
+
+@pytest.mark.parametrize(
+    ("url", "parameters"),
+    [
+        ("postgresql:///shop", {"dbname": "shop"}),
+        (
+            "postgresql:///shop?host=/run/postgresql&schema=s",
+            {"dbname": "shop", "host": "/run/postgresql"},
+        ),
+        ("postgresql://u@%2Frun/shop", {"dbname": "shop", "host": "/run", "user": "u"}),
+        ("postgresql://", {}),
+    ],
+)
+def test_a_url_without_a_host_is_that_of_a_socket(url, parameters, monkeypatch):
+    connect = Mock(side_effect=psycopg.OperationalError("no server"))
+    monkeypatch.setattr(psycopg.Connection, "connect", connect)
+    with pytest.raises(JournalUnavailable):
+        open_journal_backend(url).depths()
+    names = ("dbname", "host", "user")
+    given = connect.call_args.kwargs
+    assert {name: given[name] for name in names if name in given} == parameters
+
+
+def test_a_number_sign_is_a_part_of_the_file_or_the_option(monkeypatch):
+    url = parse_journal_url("sqlite:///var/a#b.db?durability=power")
+    assert (url.path, url.options) == ("/var/a#b.db", {"durability": "power"})
+    connect = Mock(side_effect=psycopg.OperationalError("no server"))
+    monkeypatch.setattr(psycopg.Connection, "connect", connect)
+    with pytest.raises(JournalUnavailable):
+        open_journal_backend("postgresql://u:a#b@h/db?application_name=c#d").depths()
+    given = connect.call_args.kwargs
+    assert (given["password"], given["application_name"]) == ("a#b", "c#d")
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("sqlite:///x.db?lease=3&durability=power", "sqlite:///x.db"),
+        ("postgres://u:p@h/db?timeout=2&sslmode=require", "postgresql://***@h/db"),
+        ("postgresql://h/db?schema=rpcwheel", "postgresql://h/db"),
+        ("postgresql://h/db?schema=s&password=hunter2", "postgresql://h/db?schema=s"),
+        ("postgresql:///db?host=/run", "postgresql:///db?host=%2Frun"),
+        ("redis://h:1?db=0", "redis://h:1"),
+        ("redis://h:1?db=2&namespace=x", "redis://h:1?namespace=x&db=2"),
+    ],
+)
+def test_the_place_of_a_url_has_what_says_where_its_calls_are(url, place):
+    assert parse_journal_url(url).place == place
 
 
 def test_a_redis_url_has_decoded_credentials(monkeypatch):

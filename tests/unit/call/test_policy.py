@@ -185,9 +185,10 @@ def test_the_policies_of_methods_do_not_change():
     assert policy.policy_for("/a/b").idempotent
 
 
-def test_a_policy_can_be_copied_pickled_and_dumped():
+def test_a_policy_can_be_copied_pickled_hashed_and_dumped():
     policy = CallPolicy(timeout=2.0, methods={"/a/b": IDEMPOTENT})
     assert pickle.loads(pickle.dumps(policy)) == copy.deepcopy(policy) == policy
+    assert {policy, copy.deepcopy(policy)} == {policy}
     assert policy.model_dump(exclude_unset=True) == {
         "timeout": {"timeout": 2.0},
         "methods": {"/a/b": {"idempotent": True}},

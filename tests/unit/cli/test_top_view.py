@@ -172,7 +172,7 @@ def test_errors_of_components_are_shown():
 
 
 def test_the_status_of_another_version_is_shown_as_far_as_possible():
-    other = status(timers=[{"name": "a-timer", "stats": {}}, 3], channels=7)
+    other = status(timers=[{"name": "a-timer", "stats": {}}, 3], channels=7, errors=None)
     del other["queues"]
     lines = text_of(other).splitlines()
     assert any(line.split()[:3] == ["a-timer", "?", "?"] for line in lines)

@@ -334,6 +334,14 @@ def test_without_variables_the_policy_is_empty():
     assert from_env(TIMEOUT="", CONFIG=" ") == KitPolicy()
 
 
+@pytest.mark.parametrize("off", ["null", "false"])
+def test_a_variable_can_switch_the_status_token_of_the_file_off(off, tmp_path):
+    file = tmp_path / "shop.toml"
+    file.write_text("status_token = 'swordfish-swordfish'")
+    environ = {"RPCWHEEL_CONFIG": str(file), "RPCWHEEL_STATUS_TOKEN": off}
+    assert policy_from_env(environ=environ).status_token is None
+
+
 def test_a_variable_name_is_the_path_of_a_setting_and_its_value_json_or_text():
     policy = from_env(
         TIMEOUT="2.0",
