@@ -363,7 +363,7 @@ class JournalWorker:
             queue, store = _queue_of(invoker)
             if not self._settings.select(queue.name, ""):
                 continue
-            if store.journal.url.place != self._checked_backend.url.place:
+            if not store.journal.url.is_same_place(self._checked_backend.url):
                 reason = f"the journal of the function is {store.journal.url.place}"
                 with self._lock:
                     self._places[queue.name, ""] = _Place(math.inf, skipped=reason)

@@ -75,11 +75,25 @@ class JournalUrl:
 
     @property
     def place(self) -> str:
-        """Where the calls are: the URL without the password, and with the options that say so."""
+        """Where the calls are, for messages: without the password, with the options that say so."""
         given = ((name, self.options.get(name, default)) for name, default in PLACES.items())
         options = urlencode([pair for pair in given if pair[1] != PLACES[pair[0]]])
         shown = str(self).replace("postgres://", "postgresql://", 1)
         return f"{shown}?{options}" if options else shown
+
+    def is_same_place(self, other: JournalUrl) -> bool:
+        """Whether the calls of both URLs are in one place, whatever their users and passwords."""
+        return self._identity == other._identity
+
+    @property
+    def _identity(self) -> tuple[object, ...]:
+        """What says where the calls are. Not for messages: a malformed URL has its password in it.
+
+        `place` does not tell two URLs apart that have an "@" in an option.
+        """
+        options = [self.options.get(name, default) for name, default in PLACES.items()]
+        scheme = "postgresql" if self.scheme == "postgres" else self.scheme
+        return scheme, self.parts.netloc.rpartition("@")[2], self.parts.path, options
 
     def check_options(self, *own: str) -> None:
         """Check that there are no options but `lease`, `timeout` and `own`.

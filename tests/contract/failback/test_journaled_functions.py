@@ -1,6 +1,7 @@
 """Functions whose failed calls are in a journal, blocking and coroutine functions."""
 
 import json
+import runpy
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 
@@ -238,6 +239,28 @@ def test_a_call_that_is_enqueued_is_delivered(journaled, url):
     assert failback.enqueue(ConnectionError(), push, 7) == "queued"
     wait_for_none(url)
     assert flaky.calls == [(7,)]
+
+
+def test_a_module_may_be_loaded_under_two_names(url, tmp_path):
+    module = tmp_path / "tasks.py"
+    module.write_text(
+        f"""from functools import wraps
+from rpcwheel.failback import with_failback
+
+def traced(function):
+    return wraps(function)(lambda: function())
+
+@with_failback(retry_on=OSError, journal={url!r}, name="push")
+@traced
+def push():
+    pass
+"""
+    )
+    functions = [
+        runpy.run_path(str(module), run_name=name)["push"] for name in ("__main__", "tasks")
+    ]
+    for function in functions:
+        function.failback.close(0)
 
 
 def test_only_the_registered_function_can_be_stored(url):
