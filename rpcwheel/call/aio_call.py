@@ -37,7 +37,6 @@ from rpcwheel._grpc.aio_finished import (
     failed_with,
     finished_call,
     refused_by,
-    status_of,
 )
 from rpcwheel._grpc.aio_relay import (
     RELAYS,
@@ -47,7 +46,14 @@ from rpcwheel._grpc.aio_relay import (
     failure_of,
     has_ended,
 )
-from rpcwheel._grpc.calls import CANCELLED_HERE, Details, copy_of, reusable_metadata, server_of
+from rpcwheel._grpc.calls import (
+    CANCELLED_HERE,
+    Details,
+    Status,
+    copy_of,
+    reusable_metadata,
+    server_of,
+)
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.events import HedgeSent, emit
@@ -506,7 +512,7 @@ class RetryingCall(Relay):
                 outcome = self._enqueue(command.policy, error)
                 self._carry_out(self.attempts.queued(command.policy, error, outcome))
             case Response():
-                self.finish(_response(self.kind, command, status_of(error)))
+                self.finish(_response(self.kind, command, error))
             case FailbackError():
                 self.finish(failed_call(self.kind, refused_by(command, error)))
             case _:
@@ -895,17 +901,18 @@ def begin_deferred(
     return call.first_attempt_later(timeout)
 
 
-def _response(kind: Kind, response: Response, status: grpc.aio.AioRpcError) -> FinishedCall:
+def _response(kind: Kind, response: Response, error: BaseException) -> FinishedCall:
     """Make a call with status OK and a response of a policy; see `response_source`."""
     default = response.default
-    source, details = response_source(response.outcome, status.code().name, status.details())
+    code, details, initial, trailing = Status.of(error)
+    source, details = response_source(response.outcome, code.name, details)
     return finished_call(
         kind,
         OK,
         details,
         result=default_messages(default) if kind.streams_responses else default,
-        initial=status.initial_metadata(),
-        trailing=(*(status.trailing_metadata() or ()), (ANSWER_KEY, source)),
+        initial=initial,
+        trailing=(*trailing, (ANSWER_KEY, source)),
     )
 
 
