@@ -431,9 +431,8 @@ class RetryingCall(Relay):
 
     def _begin_later(self, attempt: CoroutineType[Any, Any, Any]) -> None:
         """Begin, in a task, an attempt that `start` begins in a coroutine."""
-        self._run_task(self._begin_awaited(attempt))
-        if self._task is not None:  # it may be canceled before its first step
-            self._task.add_done_callback(lambda _: attempt.close())
+        task = self._run_task(self._begin_awaited(attempt))
+        task.add_done_callback(lambda _: attempt.close())  # if canceled before its first step
 
     def _next_attempt(self, step: NextAttempt) -> Any:
         """Make an attempt after the first one. Returns a call, or a coroutine that returns it."""
@@ -518,10 +517,11 @@ class RetryingCall(Relay):
             case _:
                 self.finish_failed(call, error)
 
-    def _run_task(self, coroutine: Any) -> None:
+    def _run_task(self, coroutine: Any) -> asyncio.Task[None]:
         self.pause()
         loop = asyncio.get_running_loop()
-        self._task = loop.create_task(coroutine, context=self._context.copy())
+        self._task = task = loop.create_task(coroutine, context=self._context.copy())
+        return task
 
     # --- Failback ---
 
