@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import grpc
 
 from rpcwheel._concurrency.callbacks import weak_callback
-from rpcwheel._concurrency.loop import call_on_loop
+from rpcwheel._concurrency.loop import call_on_loop, running_loop
 from rpcwheel._grpc.aio_finished import (
     CANCELLED,
     OK,
@@ -605,7 +605,8 @@ class _TimerWait:
     """A wait for the next attempt, which ends too if the timer is late or was stopped.
 
     It does not keep its call alive, so that a stream that its caller drops ends at once; see
-    `keep`.
+    `keep`. With `client_interceptors`, and after an error of an inner interceptor that is not an
+    `AioRpcError`, the stream is in a reference cycle, and ends when the garbage collector finds it.
     """
 
     __slots__ = (
@@ -614,6 +615,7 @@ class _TimerWait:
         "_deadline_ns",
         "_go_on",
         "_kept",
+        "_loop",
         "_state",
         "_stopped",
         "_timeout",
@@ -644,7 +646,8 @@ class _TimerWait:
     def start(self, at_ns: int, deadline_ns: int) -> None:
         """Wait until `at_ns`; the timer is checked at the latest at the deadline of the call."""
         self._deadline_ns = deadline_ns
-        loop, wait_s = asyncio.get_running_loop(), max(0, at_ns - self._state.now_ns()) / 1e9
+        self._loop = loop = asyncio.get_running_loop()
+        wait_s = max(0, at_ns - self._state.now_ns()) / 1e9
         end = partial(self._context.run, self._end, self._go_on)
         self._timeout = self._state.schedule(lambda _: call_on_loop(loop, end), wait_s, "retry")
         if self._timeout is None:
@@ -660,6 +663,8 @@ class _TimerWait:
         self._check = later(delay_s, check, context=self._context)
 
     def _check_timer(self, timer: Any, at_ns: int) -> None:
+        if self._timeout is None:  # it was canceled on another thread
+            return
         if timer.stopped:
             self._end(self._stopped)
         elif self._state.now_ns() >= at_ns:
@@ -675,13 +680,13 @@ class _TimerWait:
             del kept
 
     def cancel(self) -> None:
-        """End the wait. Idempotent."""
-        if self._timeout is not None:
-            self._timeout.cancel()
-            self._timeout = None
-        if self._check is not None:
-            self._check.cancel()
-            self._check = None
+        """End the wait. Idempotent; on any thread, as a garbage collection is."""
+        timeout, self._timeout = self._timeout, None
+        if timeout is not None:
+            timeout.cancel()
+        check, self._check = self._check, None
+        if check is not None and running_loop() is self._loop:  # else the check ends by itself
+            check.cancel()
         self._kept = None
 
 
