@@ -177,10 +177,10 @@ class KeyedExecutor:
             return None
         if key in self._running or key not in self._waiting:
             shares = self._busy() < self._shared_threads
-            keys = [each for each in self._waiting if shares or each not in self._running]
-            if not keys:
-                return None
-            key = keys[0]
+            for each in self._waiting:
+                if shares or each not in self._running:
+                    return self._pop(each)
+            return None
         return self._pop(key)
 
     def _pop(self, key: Hashable) -> tuple[Hashable, Job]:
