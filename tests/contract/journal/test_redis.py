@@ -238,10 +238,12 @@ def test_a_call_is_not_stored_if_the_server_accepts_no_connection(own_redis, ope
     with closing(redis_package.Redis(own_redis.host, own_redis.port)) as other:
         most = other.config_get("maxclients")["maxclients"]
         other.config_set("maxclients", 1)
-        with pytest.raises(JournalUnavailable, match="max number of clients") as refused:
-            opened(own_redis.url()).append([new_call(1)])
+        try:
+            with pytest.raises(JournalUnavailable, match="max number of clients") as refused:
+                opened(own_redis.url()).append([new_call(1)])
+        finally:
+            other.config_set("maxclients", most)
         assert not isinstance(refused.value, JournalOutcomeUnknown)
-        other.config_set("maxclients", most)
 
 
 def test_keys_of_another_program_are_refused(redis, namespace, opened):
