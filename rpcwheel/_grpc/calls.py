@@ -182,8 +182,8 @@ def check_call_options(metadata: Any, credentials: object, compression: object) 
 def checked_metadata(pairs: Iterable[tuple[Any, Any]]) -> Metadata:
     """Return metadata that gRPC can send.
 
-    gRPC raises ValueError for other metadata when it begins a call, and its message has the values,
-    which may be secret.
+    When a call begins with other metadata, gRPC raises ValueError, whose message has the values,
+    which may be secret, or it ends the call with INTERNAL.
 
     Raises:
         ConfigurationError: It does not consist of pairs, or gRPC cannot send one of them. The
@@ -203,7 +203,7 @@ def checked_metadata(pairs: Iterable[tuple[Any, Any]]) -> Metadata:
             if not isinstance(value, bytes):
                 raise ConfigurationError(f"the value of the metadata {key!r} must be bytes")
             continue
-        data = value.encode() if isinstance(value, str) else value
+        data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         if not isinstance(data, bytes) or not _METADATA_VALUE.fullmatch(data):
             raise ConfigurationError(
                 f"the value of the metadata {key!r} must be one line of printable ASCII characters"
