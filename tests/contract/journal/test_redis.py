@@ -12,6 +12,7 @@ from fixtures.engine_redis import RedisEngine
 from fixtures.engine_watchers import namespace, tls_files
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
 from fixtures.waiting import wait_until
+from rpcwheel.cli import main
 from rpcwheel.errors import (
     JournalFull,
     JournalOutcomeUnknown,
@@ -62,14 +63,18 @@ def test_full_memory_refuses_new_calls_and_goes_on_with_the_stored_ones(own_redi
     assert bodies_of(journal.select(Filter())) == [1, 2, 4, 5, 6, 7]
 
 
-def test_a_replica_is_unavailable(own_redis, own_journal):
+def test_a_replica_is_unavailable_and_the_commands_show_its_calls(
+    own_redis, own_journal, namespace, capsys
+):
     own_journal.append([new_call(1)])
     own_redis.ask("REPLICAOF", "127.0.0.1", "1")
     try:
         with pytest.raises(JournalUnavailable, match=r"(?i)read.?only"):
             own_journal.append([new_call(2)])
+        assert main(["journal", "stats", str(own_redis.url(namespace=namespace))]) == 0
     finally:
         own_redis.ask("REPLICAOF", "NO", "ONE")
+    assert "1 waiting, 0 taken" in capsys.readouterr().out
     own_journal.append([new_call(3)])
     assert bodies_of(own_journal.select(Filter())) == [1, 3]
 
