@@ -101,7 +101,7 @@ class InvokerBase:
         name, url = self._queue.name, self._journal.journal.url
         for invoker in registered_functions():
             queue, store = invoker._queue, invoker._journal  # noqa: SLF001 - of this class
-            is_same_queue = queue.name == name and store.journal.url.place == url.place
+            is_same_queue = queue.name == name and store.journal.url.location == url.location
             if invoker is self or queue.calls.closed or not is_same_queue or store.codec is None:
                 continue
             label, other = label_of(function), label_of(store.codec.function)

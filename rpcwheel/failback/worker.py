@@ -363,8 +363,8 @@ class JournalWorker:
             queue, store = _queue_of(invoker)
             if not self._settings.select(queue.name, ""):
                 continue
-            if store.journal.url.place != self._checked_backend.url.place:
-                reason = f"the journal of the function is {store.journal.url.place}"
+            if store.journal.url.location != self._checked_backend.url.location:
+                reason = f"the journal of the function is {store.journal.url.location}"
                 with self._lock:
                     self._places[queue.name, ""] = _Place(math.inf, skipped=reason)
                 continue

@@ -74,10 +74,10 @@ class JournalUrl:
         return authority + unquote(self.parts.path)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where the calls are: the URL without the password, and with the options that say so."""
-        given = ((name, self.options.get(name, default)) for name, default in PLACES.items())
-        options = urlencode([pair for pair in given if pair[1] != PLACES[pair[0]]])
+        pairs = ((name, self.options.get(name, default)) for name, default in PLACES.items())
+        options = urlencode([pair for pair in pairs if pair[1] != PLACES[pair[0]]])
         shown = str(self).replace("postgres://", "postgresql://", 1)
         return f"{shown}?{options}" if options else shown
 
