@@ -11,7 +11,8 @@ without jobs ends after `IDLE_TIMEOUT_S`, as starting another one costs 0.1 ms.
 If the system refuses a thread, the job waits until a thread of the executor is free, or can be
 started: `retry` tries it, called by the shared timer after `RETRY_S`.
 
-No lock is held while a job runs. A job can be submitted under any lock, and by a finalizer.
+No lock is held while a job runs. A job can be submitted by a finalizer, and under any lock that a
+sink of events does not take: if the system refuses a thread, sinks run on the thread that submits.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class KeyedExecutor:
         """Run `job` on a worker thread. Never blocks.
 
         Jobs of one key start in order. An exception of a job becomes a `TaskFailed` event. If no
-        thread can be started, an `ExecutorRejected` event is emitted on the calling thread, and
-        the job waits until a thread is free or can be started.
+        thread can be started, an `ExecutorRejected` event is emitted on the calling thread, under
+        the locks that it holds, and the job waits until a thread is free or can be started.
         """
         with self._changed:
             if key in self._running and self._busy() >= self._shared_threads:
@@ -176,10 +177,10 @@ class KeyedExecutor:
             return None
         if key in self._running or key not in self._waiting:
             shares = self._busy() < self._shared_threads
-            keys = [each for each in self._waiting if shares or each not in self._running]
-            if not keys:
-                return None
-            key = keys[0]
+            for each in self._waiting:
+                if shares or each not in self._running:
+                    return self._pop(each)
+            return None
         return self._pop(key)
 
     def _pop(self, key: Hashable) -> tuple[Hashable, Job]:

@@ -116,7 +116,7 @@ def _code_for(counts: CallObserver, call: Any) -> str:
     try:
         code = code_name(run_without_waiting(call.code()), "CANCELLED")
         if code in INVALID_REQUEST_CODES and counts.ignores_invalid_requests:
-            is_invalid = are_of_invalid_request(run_without_waiting(call.details()))
+            is_invalid = are_of_invalid_request(code, run_without_waiting(call.details()))
             return "CANCELLED" if is_invalid else code
     except BaseException as error:  # noqa: BLE001 - of an inner interceptor
         return code_for(counts, error)

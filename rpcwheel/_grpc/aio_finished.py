@@ -12,7 +12,15 @@ import grpc
 
 from rpcwheel.rpc import Kind
 
-from .calls import ENDED_HERE, Status, aio_metadata, has_status, refused_classes, value_of
+from .calls import (
+    ENDED_HERE,
+    Status,
+    aio_metadata,
+    has_status,
+    metadata_of,
+    refused_classes,
+    value_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Generator, Iterable
@@ -27,14 +35,6 @@ FINISHED: Final = "RPC already finished."
 
 HALF_CLOSED: Final = 'RPC is half closed after calling "done_writing".'
 """The text of grpc.aio's error for a write after `done_writing`."""
-
-
-def status_of(error: BaseException) -> grpc.aio.AioRpcError:
-    """Return an error as an `AioRpcError`; an error of another interceptor may have only a code."""
-    if isinstance(error, grpc.aio.AioRpcError):
-        return error
-    code, details, initial, trailing = Status.of(error)
-    return grpc.aio.AioRpcError(code, aio_metadata(initial), aio_metadata(trailing), details)
 
 
 def failed_with(code: grpc.StatusCode, details: str | None) -> grpc.aio.AioRpcError:
@@ -59,11 +59,9 @@ def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcE
         refusal: Why the call could not be queued.
         error: How it failed; its code and metadata are taken over.
     """
-    status = status_of(error)
+    code, _, initial, trailing = Status.of(error)
     kind = _refused_class(refusal)
-    refused = kind(
-        status.code(), status.initial_metadata(), status.trailing_metadata(), str(refusal)
-    )
+    refused = kind(code, aio_metadata(initial), aio_metadata(trailing), str(refusal))
     refused.__cause__ = error
     return refused
 
@@ -105,10 +103,10 @@ class FinishedCall(grpc.aio.Call):
         callback(self)
 
     async def initial_metadata(self) -> grpc.aio.Metadata:
-        return aio_metadata(value_of(self._status, "initial_metadata"))
+        return aio_metadata(metadata_of(self._status, "initial_metadata"))
 
     async def trailing_metadata(self) -> grpc.aio.Metadata:
-        return aio_metadata(value_of(self._status, "trailing_metadata"))
+        return aio_metadata(metadata_of(self._status, "trailing_metadata"))
 
     async def code(self) -> grpc.StatusCode:
         code: grpc.StatusCode = value_of(self._status, "code")

@@ -36,22 +36,19 @@ NOT_SERIALIZED: Final = "Exception serializing request!"
 """gRPC's details of a call of `grpc` whose serializer has raised (1.60 to 1.85)."""
 
 INVALID_REQUEST_DETAILS: Final = frozenset(
-    {NOT_SERIALIZED, "Exception iterating requests!", "Invalid metadata", "Illegal metadata"}
+    {NOT_SERIALIZED, "Exception iterating requests!", "Invalid metadata"}
 )
-"""gRPC's details of calls that it has ended because it could not send them (1.60 to 1.85). The last
-one is of metadata of call credentials."""
+"""gRPC's details of calls that it has ended with INTERNAL or UNKNOWN because it could not send them
+(1.60 to 1.85)."""
 
-INVALID_REQUEST_TEXTS: Final = (
-    "message larger than max (",
-    "metadata size exceeds ",
-    "Getting metadata from plugin failed",
+TOO_LARGE_DETAILS: Final = re.compile(
+    r"(Stream removed \()?((CLIENT|SERVER): )?(Sent|Received) message larger than max \("
 )
-"""What the details of others have in them: of messages and metadata that are too large for the
-client or the server, and of call credentials that could not be got."""
+"""The start of gRPC's details of calls that it has ended with RESOURCE_EXHAUSTED because a message
+is too large for the client or the server (1.60 to 1.85). Not searched in the middle: a server may
+report an error of its own calls."""
 
-INVALID_REQUEST_CODES: Final = frozenset(
-    {"INTERNAL", "UNKNOWN", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
-)
+INVALID_REQUEST_CODES: Final = frozenset({"INTERNAL", "UNKNOWN", "RESOURCE_EXHAUSTED"})
 """The status codes of these calls, and of errors without a status."""
 
 _METADATA_KEY: Final = re.compile(r"[0-9a-z_.-]+")
@@ -185,8 +182,8 @@ def check_call_options(metadata: Any, credentials: object, compression: object) 
 def checked_metadata(pairs: Iterable[tuple[Any, Any]]) -> Metadata:
     """Return metadata that gRPC can send.
 
-    gRPC raises ValueError for other metadata when it begins a call, and its message has the values,
-    which may be secret.
+    When a call begins with other metadata, gRPC raises ValueError, whose message has the values,
+    which may be secret, or it ends the call with INTERNAL.
 
     Raises:
         ConfigurationError: It does not consist of pairs, or gRPC cannot send one of them. The
@@ -206,7 +203,7 @@ def checked_metadata(pairs: Iterable[tuple[Any, Any]]) -> Metadata:
             if not isinstance(value, bytes):
                 raise ConfigurationError(f"the value of the metadata {key!r} must be bytes")
             continue
-        data = value.encode() if isinstance(value, str) else value
+        data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         if not isinstance(data, bytes) or not _METADATA_VALUE.fullmatch(data):
             raise ConfigurationError(
                 f"the value of the metadata {key!r} must be one line of printable ASCII characters"
@@ -368,30 +365,34 @@ def code_for(observer: CallObserver, ended: object) -> str:
     """Return `code_of` for an observer of the ends of calls. Never raises."""
     code = code_of(ended)
     may_be_invalid = code in INVALID_REQUEST_CODES and observer.ignores_invalid_requests
-    return "CANCELLED" if may_be_invalid and _is_invalid_request(ended) else code
+    return "CANCELLED" if may_be_invalid and _is_invalid_request(code, ended) else code
 
 
-def _is_invalid_request(ended: object) -> bool:
-    """Whether a call of `grpc` has ended because of `are_of_invalid_request`."""
+def _is_invalid_request(code: str, ended: object) -> bool:
+    """Whether gRPC has ended a call of `grpc` because of the call itself."""
     try:
         if isinstance(failure_of(ended), (TypeError, ValueError)):  # of arguments that gRPC refuses
             return True
         details: Any = getattr(ended, "details", None)
-        return are_of_invalid_request(details() if callable(details) else details)
+        return are_of_invalid_request(code, details() if callable(details) else details)
     except Exception:  # noqa: BLE001 - of another library
         return False
 
 
-def are_of_invalid_request(details: object) -> bool:
-    """Whether details say that gRPC has ended a call because of the call itself.
+def are_of_invalid_request(code: str, details: object) -> bool:
+    """Whether gRPC has ended a call because of the call itself.
 
     Then the status says nothing about the server.
+
+    Args:
+        code: One of `INVALID_REQUEST_CODES`.
+        details: The details of the status.
     """
     if not isinstance(details, str):
         return False
-    return details in INVALID_REQUEST_DETAILS or any(
-        text in details for text in INVALID_REQUEST_TEXTS
-    )
+    if code == "RESOURCE_EXHAUSTED":
+        return TOO_LARGE_DETAILS.match(details) is not None
+    return details in INVALID_REQUEST_DETAILS
 
 
 def is_single_threaded(call: object) -> bool:

@@ -147,21 +147,24 @@ class CircuitBreaker:
 
     def force_open(self) -> None:
         """Send no calls until `reset`."""
-        self._set(self._breaker.force_open)
+        self.change(Breaker.force_open)()
 
     def disable(self) -> None:
         """Send all calls, whatever their results, until `reset`."""
-        self._set(self._breaker.disable)
+        self.change(Breaker.disable)()
 
     def reset(self) -> None:
         """Become CLOSED, and forget the results of earlier calls."""
-        self._set(self._breaker.reset)
+        self.change(Breaker.reset)()
 
-    def _set(self, change: Callable[[], Transition | None]) -> None:
+    def change(self, by_hand: Callable[[Breaker], Transition | None]) -> Callable[[], object]:
+        """Change the state, and return a function that reports it. For `Breakers`.
+
+        Call that without a lock: if no thread can be started, it runs event sinks.
+        """
         with self._lock:
-            transition = change()
-        if transition is not None:
-            self._changed(transition)
+            transition = by_hand(self._breaker)
+        return bool if transition is None else partial(self._changed, transition)
 
     # --- Changes of the state ---
 
@@ -205,6 +208,8 @@ class CircuitBreaker:
 
     def _cancel_timeout(self) -> None:
         with self._lock:
+            if self._breaker.state is BreakerState.OPEN:  # since then: it needs its timeout
+                return
             timeout, self._timeout = self._timeout, None
         if timeout is not None:
             timeout.cancel()

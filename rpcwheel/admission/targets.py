@@ -19,6 +19,7 @@ from rpcwheel.limit.policy import ADAPTIVE
 from rpcwheel.methods import checked_pattern, matches
 from rpcwheel.telemetry import components
 
+from .breaker import Breaker
 from .circuit import CircuitBreaker
 from .method import ConcurrencyGate, MethodAdmission, MethodAdmissionStatus, RateGate
 from .throttle import Throttle
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rpcwheel.limit.rate import RatePolicy
     from rpcwheel.timer.api import Timer
 
+    from .breaker import Transition
     from .circuit import CheckHealth
     from .policy import BreakerPolicy, ConcurrencyPolicy, ThrottlePolicy
 
@@ -240,7 +242,7 @@ class Breakers:
             weakref.WeakValueDictionary()
         )
         self._others: weakref.WeakSet[TargetAdmission] = weakref.WeakSet()
-        self._by_hand: dict[str, Callable[[CircuitBreaker], None]] = {}
+        self._by_hand: dict[str, Callable[[Breaker], Transition | None]] = {}
 
     def reset_after_fork(self) -> None:
         """Replace the lock, which a thread of the parent of a forked child may have held."""
@@ -274,8 +276,9 @@ class Breakers:
             by_hand = [
                 change for pattern, change in self._by_hand.items() if _names(pattern, breaker)
             ]
-            if by_hand:  # with the lock: another thread may set a later state
-                by_hand[-1](breaker)
+            # With the lock: another thread may set a later state.
+            report = breaker.change(by_hand[-1]) if by_hand else bool
+        report()
 
     def force_open(self, methods: str = ALL_METHODS) -> None:
         """Send no calls until `reset`.
@@ -287,17 +290,17 @@ class Breakers:
         Raises:
             ConfigurationError: It is neither, or names no breaker.
         """
-        self._set(methods, CircuitBreaker.force_open)
+        self._set(methods, Breaker.force_open)
 
     def disable(self, methods: str = ALL_METHODS) -> None:
         """Send all calls, whatever their results, until `reset`; arguments as of `force_open`."""
-        self._set(methods, CircuitBreaker.disable)
+        self._set(methods, Breaker.disable)
 
     def reset(self, methods: str = ALL_METHODS) -> None:
         """Close the breakers, and forget earlier results; arguments as of `force_open`."""
-        self._set(methods, CircuitBreaker.reset)
+        self._set(methods, Breaker.reset)
 
-    def _set(self, pattern: str, change: Callable[[CircuitBreaker], None]) -> None:
+    def _set(self, pattern: str, change: Callable[[Breaker], Transition | None]) -> None:
         checked_pattern(pattern)
         if not self._scopes:
             raise ConfigurationError(
@@ -311,11 +314,11 @@ class Breakers:
         with self._lock:
             for earlier in [each for each in self._by_hand if matches(pattern, each)]:
                 del self._by_hand[earlier]
-            if change is not CircuitBreaker.reset or self._by_hand:
+            if change is not Breaker.reset or self._by_hand:
                 self._by_hand[pattern] = change
-            for breaker in self:
-                if _names(pattern, breaker):
-                    change(breaker)
+            reports = [breaker.change(change) for breaker in self if _names(pattern, breaker)]
+        for report in reports:
+            report()
 
     def __iter__(self) -> Iterator[CircuitBreaker]:
         with self._lock:

@@ -32,7 +32,8 @@ FORGOTTEN_NS: Final = 60_000_000_000
 class CountWindow:
     """The outcomes of the last attempts, up to a number of them.
 
-    Only those of failed and of slow attempts are stored.
+    Only those of failed and of slow attempts are stored. At any time, a finalizer or signal handler
+    of users may record another attempt on the same thread.
     """
 
     __slots__ = ("_next", "_recorded", "_size", "_stored", "failures", "slow")
@@ -65,13 +66,14 @@ class CountWindow:
             self._forget()
         if failed or slow:
             self._stored.append((recorded + self._size, failed, slow))
-            self._next = self._stored[0][0]
+            self._next = min(self._next, recorded + self._size)
             self.failures += failed
             self.slow += slow
+            if self._recorded >= self._next:  # others were recorded meanwhile
+                self._forget()
 
     def _forget(self) -> None:
         stored = self._stored
-        # A finalizer on this thread may record another attempt at any time.
         while stored and stored[0][0] <= self._recorded:
             _, failed, slow = stored.popleft()
             self.failures -= failed

@@ -16,10 +16,15 @@ from rpcwheel._grpc.aio_finished import (
     failed_call,
     failed_with,
     finished_call,
-    status_of,
 )
 from rpcwheel._grpc.aio_relay import AwaitedRelay, cancel_count
-from rpcwheel._grpc.calls import AIO_CLOSED, CANCELLED_HERE, metadata_tuple
+from rpcwheel._grpc.calls import (
+    AIO_CLOSED,
+    CANCELLED_HERE,
+    Status,
+    aio_metadata,
+    metadata_tuple,
+)
 from rpcwheel.rpc import Kind, classes_by_kind
 
 from .aio_channel import CALLS, BalancedChannel
@@ -196,5 +201,9 @@ async def _outcome_of(call: Any) -> tuple[Any, grpc.RpcError | None]:
         if cancel_count() > cancels:
             raise
         return None, failed_with(CANCELLED, CANCELLED_HERE)  # its channel was closed
+    except grpc.aio.AioRpcError as error:
+        return None, error
     except Exception as error:  # noqa: BLE001 - an interceptor may raise any
-        return None, status_of(error)
+        code, details, initial, trailing = Status.of(error)
+        status = grpc.aio.AioRpcError(code, aio_metadata(initial), aio_metadata(trailing), details)
+        return None, status

@@ -157,10 +157,7 @@ class _Connections(Connections[Subchannel]):
         self._pool.jobs.run_soon(partial(self.connect_now, tuple(subchannels)))
 
     def drain(self, subchannels: Iterable[Subchannel]) -> None:
-        notifies = any(on_removed is not None for _, on_removed in self._listeners)
-        drained = tuple(each for each in subchannels if notifies or each.connection is not None)
-        if drained:  # before there is a loop, a job keeps its subchannels
-            self._pool.jobs.run_soon(partial(self.drain_now, drained))
+        self._pool.jobs.run_soon(partial(self.drain_now, tuple(subchannels)))
 
     def new_connection(self, instance: ServiceInstance) -> ReconnectingChannel:
         with contextlib.suppress(RuntimeError):  # grpc.aio makes channels before a loop runs

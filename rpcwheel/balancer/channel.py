@@ -583,7 +583,8 @@ class BalancedChannel(BalancedChannelBase[Subchannel], multicallable.Channel):
                 `grpc.Channel`. It runs on the thread of a call, or on one that reconnects. If it
                 raises, the server counts as unreachable. Instances of both protocols are used.
             on_subchannel: Called with each subchannel when its channel is made, on that thread.
-            on_removed: Called with each subchannel whose instance was removed.
+            on_removed: Called with each subchannel whose instance was removed, if its channel was
+                made.
             balancer_policy: The settings; None for the defaults.
             timer: For health checks and drain timeouts; None for `shared_timer()`.
 

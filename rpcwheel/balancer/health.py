@@ -104,7 +104,7 @@ class HealthChecker(Generic[S]):
         self._timeout_s = to_seconds(to_ns(policy.health_check_timeout))
         self._timeouts: dict[S, Timeout] = {}  # under the pool's lock
         self._explaining = 0  # probes under way that find out why servers can't be reached
-        self._explained_s = -EXPLAIN_AGAIN_S
+        self._explaining_since_s = 0.0
 
     # --- The ends of calls ---
 
@@ -346,22 +346,23 @@ class HealthChecker(Generic[S]):
         take longer than `EXPLAIN_AGAIN_S`: code of the user may block the thread that ends them.
 
         Args:
-            subchannels: Those of a call; the first ones are probed.
+            subchannels: Those of a call; the first ones are probed, each once in `EXPLAIN_AGAIN_S`.
             now_s: The time now, on the monotonic clock.
         """
         pool = self._pool
         with pool.lock:
-            is_recent = now_s - self._explained_s < EXPLAIN_AGAIN_S
-            if self._explaining or is_recent:
-                return self._explaining > 0 and is_recent
+            if self._explaining:
+                return now_s - self._explaining_since_s < EXPLAIN_AGAIN_S
             failing = [
                 subchannel
                 for subchannel in subchannels[:MAX_EXPLAINED]
-                if subchannel.connection is not None and subchannel.state is FAILING
+                if now_s - subchannel.explained_s >= EXPLAIN_AGAIN_S
+                and subchannel.connection is not None
+                and subchannel.state is FAILING
             ]
-            self._explaining = len(failing)
-            if failing:  # otherwise their states have just changed
-                self._explained_s = now_s
+            self._explaining, self._explaining_since_s = len(failing), now_s
+            for subchannel in failing:
+                subchannel.explained_s = now_s
         left = len(failing)
         try:
             for subchannel in failing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -162,6 +163,8 @@ class SubchannelBase:
         """Whether it was removed, because its instance was removed or the channel is closed."""
         self.error_text = ""
         """Why its last connection attempt failed; "" if that is not known."""
+        self.explained_s = -math.inf
+        """When a probe was last sent to find that out, on the monotonic clock."""
         self.connect_after_ns = 0
         """When `connect` may be called again after it raised, on the monotonic clock."""
 

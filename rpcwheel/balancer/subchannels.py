@@ -127,7 +127,7 @@ class Connections(Generic[S]):
         raise NotImplementedError
 
     def drain(self, subchannels: Iterable[S]) -> None:
-        """Call `drain_now`, on the right thread."""
+        """Call `drain_now` with subchannels that have connections, on the right thread."""
         raise NotImplementedError
 
     def closed_error(self) -> Exception:
@@ -227,12 +227,11 @@ class Connections(Generic[S]):
         """Close the connections of removed subchannels when their calls have ended."""
         pool = self._pool
         for subchannel in subchannels:
-            if subchannel.connection is not None:
-                subchannel.connection.on_close(weak_callback(self.has_left, subchannel))
-                subchannel.connection.drain(
-                    pool.policy.drain_timeout,
-                    reason=f"{subchannel.id} was removed from {pool.name}",
-                )
+            subchannel.connection.on_close(weak_callback(self.has_left, subchannel))
+            subchannel.connection.drain(
+                pool.policy.drain_timeout,
+                reason=f"{subchannel.id} was removed from {pool.name}",
+            )
             for _, on_removed in tuple(self._listeners):
                 if on_removed is not None:
                     run_callback(pool.name, on_removed, subchannel)
@@ -404,7 +403,9 @@ class SubchannelPool(Generic[S]):
         for subchannel in (*change.returned, *change.removed):
             if subchannel.healthy or subchannel.removed:
                 self.checker.forget(subchannel)
-        self.connections.drain(change.removed)
+        connected = [each for each in change.removed if each.connection is not None]
+        if connected:
+            self.connections.drain(connected)
         self.changed()
         for subchannel in (*change.renewed, *change.retained):
             self.checker.check_later(subchannel, 0)

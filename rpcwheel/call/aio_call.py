@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import grpc
 
 from rpcwheel._concurrency.callbacks import weak_callback
-from rpcwheel._concurrency.loop import call_on_loop
+from rpcwheel._concurrency.loop import call_on_loop, running_loop
 from rpcwheel._grpc.aio_finished import (
     CANCELLED,
     OK,
@@ -37,7 +37,6 @@ from rpcwheel._grpc.aio_finished import (
     failed_with,
     finished_call,
     refused_by,
-    status_of,
 )
 from rpcwheel._grpc.aio_relay import (
     RELAYS,
@@ -47,7 +46,14 @@ from rpcwheel._grpc.aio_relay import (
     failure_of,
     has_ended,
 )
-from rpcwheel._grpc.calls import CANCELLED_HERE, Details, copy_of, reusable_metadata, server_of
+from rpcwheel._grpc.calls import (
+    CANCELLED_HERE,
+    Details,
+    Status,
+    copy_of,
+    reusable_metadata,
+    server_of,
+)
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import FailbackError
 from rpcwheel.events import HedgeSent, emit
@@ -425,9 +431,8 @@ class RetryingCall(Relay):
 
     def _begin_later(self, attempt: CoroutineType[Any, Any, Any]) -> None:
         """Begin, in a task, an attempt that `start` begins in a coroutine."""
-        self._run_task(self._begin_awaited(attempt))
-        if self._task is not None:  # it may be canceled before its first step
-            self._task.add_done_callback(lambda _: attempt.close())
+        task = self._run_task(self._begin_awaited(attempt))
+        task.add_done_callback(lambda _: attempt.close())  # if canceled before its first step
 
     def _next_attempt(self, step: NextAttempt) -> Any:
         """Make an attempt after the first one. Returns a call, or a coroutine that returns it."""
@@ -506,16 +511,17 @@ class RetryingCall(Relay):
                 outcome = self._enqueue(command.policy, error)
                 self._carry_out(self.attempts.queued(command.policy, error, outcome))
             case Response():
-                self.finish(_response(self.kind, command, status_of(error)))
+                self.finish(_response(self.kind, command, error))
             case FailbackError():
                 self.finish(failed_call(self.kind, refused_by(command, error)))
             case _:
                 self.finish_failed(call, error)
 
-    def _run_task(self, coroutine: Any) -> None:
+    def _run_task(self, coroutine: Any) -> asyncio.Task[None]:
         self.pause()
         loop = asyncio.get_running_loop()
-        self._task = loop.create_task(coroutine, context=self._context.copy())
+        self._task = task = loop.create_task(coroutine, context=self._context.copy())
+        return task
 
     # --- Failback ---
 
@@ -599,7 +605,8 @@ class _TimerWait:
     """A wait for the next attempt, which ends too if the timer is late or was stopped.
 
     It does not keep its call alive, so that a stream that its caller drops ends at once; see
-    `keep`.
+    `keep`. With `client_interceptors`, and after an error of an inner interceptor that is not an
+    `AioRpcError`, the stream is in a reference cycle, and ends when the garbage collector finds it.
     """
 
     __slots__ = (
@@ -608,6 +615,7 @@ class _TimerWait:
         "_deadline_ns",
         "_go_on",
         "_kept",
+        "_loop",
         "_state",
         "_stopped",
         "_timeout",
@@ -638,7 +646,8 @@ class _TimerWait:
     def start(self, at_ns: int, deadline_ns: int) -> None:
         """Wait until `at_ns`; the timer is checked at the latest at the deadline of the call."""
         self._deadline_ns = deadline_ns
-        loop, wait_s = asyncio.get_running_loop(), max(0, at_ns - self._state.now_ns()) / 1e9
+        self._loop = loop = asyncio.get_running_loop()
+        wait_s = max(0, at_ns - self._state.now_ns()) / 1e9
         end = partial(self._context.run, self._end, self._go_on)
         self._timeout = self._state.schedule(lambda _: call_on_loop(loop, end), wait_s, "retry")
         if self._timeout is None:
@@ -654,6 +663,8 @@ class _TimerWait:
         self._check = later(delay_s, check, context=self._context)
 
     def _check_timer(self, timer: Any, at_ns: int) -> None:
+        if self._timeout is None:  # it was canceled on another thread
+            return
         if timer.stopped:
             self._end(self._stopped)
         elif self._state.now_ns() >= at_ns:
@@ -669,13 +680,13 @@ class _TimerWait:
             del kept
 
     def cancel(self) -> None:
-        """End the wait. Idempotent."""
-        if self._timeout is not None:
-            self._timeout.cancel()
-            self._timeout = None
-        if self._check is not None:
-            self._check.cancel()
-            self._check = None
+        """End the wait. Idempotent; on any thread, as a garbage collection is."""
+        timeout, self._timeout = self._timeout, None
+        if timeout is not None:
+            timeout.cancel()
+        check, self._check = self._check, None
+        if check is not None and running_loop() is self._loop:  # else the check ends by itself
+            check.cancel()
         self._kept = None
 
 
@@ -895,17 +906,18 @@ def begin_deferred(
     return call.first_attempt_later(timeout)
 
 
-def _response(kind: Kind, response: Response, status: grpc.aio.AioRpcError) -> FinishedCall:
+def _response(kind: Kind, response: Response, error: BaseException) -> FinishedCall:
     """Make a call with status OK and a response of a policy; see `response_source`."""
     default = response.default
-    source, details = response_source(response.outcome, status.code().name, status.details())
+    code, details, initial, trailing = Status.of(error)
+    source, details = response_source(response.outcome, code.name, details)
     return finished_call(
         kind,
         OK,
         details,
         result=default_messages(default) if kind.streams_responses else default,
-        initial=status.initial_metadata(),
-        trailing=(*(status.trailing_metadata() or ()), (ANSWER_KEY, source)),
+        initial=initial,
+        trailing=(*trailing, (ANSWER_KEY, source)),
     )
 
 

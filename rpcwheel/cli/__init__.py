@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-NOT_WRITTEN: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
-"""Errors of standard output that is a file."""
+NOT_WRITTEN: Final = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""Errors of standard output that is a pipe without a reader, or a file."""
 
 INTERRUPTED: Final = 130
 """The exit status after Ctrl-C, as shells have it."""
@@ -72,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in NOT_WRITTEN:
             raise
-        print(f"rpcwheel: the output cannot be written: {error.strerror}", file=sys.stderr)
+        if error.errno != errno.EPIPE:
+            print(f"rpcwheel: the output cannot be written: {error.strerror}", file=sys.stderr)
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - until the end
         return 1
     return 0

@@ -324,12 +324,26 @@ def _opened(url: str) -> Iterator[JournalBackend]:
 def _end_leases(backend: JournalBackend) -> None:
     """Make the calls of processes that have died waiting again, if their leases have ended.
 
-    Each process that delivers calls does this too, but perhaps none runs. Who may only read the
-    journal, or has the URL of a replica, sees them as taken. If the journal fails, the next request
-    tells why.
+    Each process that delivers calls does this too, but perhaps none runs. A user who may only read
+    the journal, or has the URL of a standby or a replica, sees them as taken. If the journal
+    refuses for another reason, the next request fails too.
+
+    Raises:
+        JournalError: The journal fails, so the next request would select the wrong calls.
     """
-    with suppress(JournalRefused, JournalUnavailable):
-        backend.take("", 0.0, (), 0.0)
+    try:
+        with suppress(JournalRefused):
+            backend.take("", 0.0, (), 0.0)
+    except JournalUnavailable as error:
+        if not _is_read_only(error):
+            raise
+
+
+def _is_read_only(error: JournalUnavailable) -> bool:
+    """Whether a server refuses changes: a standby of PostgreSQL, or a replica of Redis."""
+    cause = error.__cause__
+    in_postgresql = getattr(cause, "sqlstate", None) == "25006"  # its texts are translated
+    return in_postgresql or "read only replica" in str(cause)
 
 
 def _ask(backend: JournalBackend, chosen: Filter, action: str) -> None:

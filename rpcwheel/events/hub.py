@@ -42,7 +42,7 @@ class SinkList:
                 sink(event)
             except BaseException as error:
                 is_main = threading.current_thread() is threading.main_thread()
-                if is_main and not isinstance(error, Exception):
+                if is_main and isinstance(error, (SystemExit, KeyboardInterrupt)):
                     raise
                 self._report(sink)
 

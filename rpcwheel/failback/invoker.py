@@ -108,7 +108,7 @@ class InvokerBase:
         name, url = self._queue.name, self._journal.journal.url
         for invoker in _registered():
             queue, store = invoker._queue, invoker._journal  # noqa: SLF001 - of this class
-            is_same_queue = queue.name == name and store.journal.url.is_same_place(url)
+            is_same_queue = queue.name == name and store.journal.url.is_same_location(url)
             if invoker is self or queue.calls.closed or not is_same_queue or store.codec is None:
                 continue
             label, other = label_of(function), label_of(store.codec.function)

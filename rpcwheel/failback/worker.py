@@ -368,8 +368,8 @@ class JournalWorker:
             queue, store = _queue_of(invoker)
             if not self._settings.select(queue.name, ""):
                 continue
-            if not store.journal.url.is_same_place(self._checked_backend.url):
-                reason = f"the journal of the function is {store.journal.url.place}"
+            if not store.journal.url.is_same_location(self._checked_backend.url):
+                reason = f"the journal of the function is {store.journal.url.location}"
                 with self._lock:
                     self._places[queue.name, ""] = _Place(math.inf, skipped=reason)
                 continue

@@ -29,7 +29,7 @@ from rpcwheel._concurrency.exiting import BACKGROUND
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.backoff import RANDOM
 from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.errors import public_name, safe_repr
+from rpcwheel.errors import TimerStopped, public_name, safe_repr
 from rpcwheel.events import CallbackFailed, ConnectionDead, Event, ExecutorRejected, emit
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.tracing import add_to_calls
@@ -340,20 +340,25 @@ class HeartbeatBase(ABC):
         if at_ns <= now_ns or at_ns == NEVER:
             self._clear()
             return at_ns <= now_ns
-        delay = to_seconds(at_ns - now_ns)
-        timer: Any = self._timer
         try:
-            if self._timeout is not None and self._timeout.reschedule(delay):
-                return False
-            # A full timer still has the place of the timeout that has just expired.
-            submit = getattr(timer, "resubmit", timer.new_timeout)
-            self._timeout = submit(self._expired, delay)
+            self._schedule(to_seconds(at_ns - now_ns))
         except Exception as error:  # noqa: BLE001 - stopped, full, no thread: reported as an event
             task = f"heartbeat of {self.target}"
-            self._add_event(ExecutorRejected(timer_name(timer), task, error))
+            self._add_event(ExecutorRejected(timer_name(self._timer), task, error))
             self._core.close()
             self._clear()
         return False
+
+    def _schedule(self, delay: float) -> None:
+        """Move the timeout, or make a new one. Under the lock."""
+        timer: Any = self._timer
+        if timer.stopped:  # one whose loop is closed would take most timeouts
+            raise TimerStopped(f"{timer_name(timer)} is stopped")
+        if self._timeout is not None and self._timeout.reschedule(delay):
+            return
+        # A full timer still has the place of the timeout that has just expired.
+        submit = getattr(timer, "resubmit", timer.new_timeout)
+        self._timeout = submit(self._expired, delay)
 
     def _clear(self) -> None:
         """Cancel the timeout, and the heartbeats whose answer no longer counts. Under the lock."""

@@ -108,13 +108,21 @@ class FailbackQueuesBase(Generic[InvokerT]):
         if not self._closing and self._take(channel):
             channel.close_kept_soon()
 
+    def refuse_close_inside(self) -> None:
+        """Check that `close` is not called inside an attempt of one of the queues.
+
+        Raises:
+            RuntimeError: It is.
+        """
+        queues_for("close()", list(self._by_name.values()))
+
     def _begin_close(self) -> None:
         """Note that `close` begins.
 
         Raises:
             RuntimeError: It is called inside an attempt of one of the queues.
         """
-        queues_for("close()", list(self._by_name.values()))
+        self.refuse_close_inside()
         with self._lock:  # `queue_for` may run on another thread
             self._closed = True
             self._closing += 1

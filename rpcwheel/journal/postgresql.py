@@ -43,7 +43,7 @@ from rpcwheel.errors import (
 
 from .backend import LostTakes, storable, stored_call
 from .sql import COLUMNS, Dialect, NewRow, SqlJournal, Update, where
-from .url import PLACES
+from .url import LOCATION_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -234,7 +234,10 @@ LOST: Final = re.compile(r"$|08|57P")
 """The start of the SQLSTATE of errors that do not tell whether the statement was executed: the
 connection was lost, or the server is ending."""
 
-FOREIGN: Final = frozenset({"42703", "42883", "42P07"})
+NO_FUNCTION: Final = "42883"
+"""The SQLSTATE of a statement whose function does not exist, or not for columns of this type."""
+
+FOREIGN: Final = frozenset({"42703", NO_FUNCTION, "42P07"})
 """The SQLSTATE of statements that have found other columns, or tables of the same names."""
 
 _inherited: Final[list[object]] = []
@@ -258,7 +261,7 @@ class PostgresqlJournal(SqlJournal):
         """
         super().__init__(url)
         options = dict(url.options)
-        schema = options.pop("schema", PLACES["schema"])
+        schema = options.pop("schema", LOCATION_OPTIONS["schema"])
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", schema):
             raise ConfigurationError(
                 f"{url}: schema must be a name of letters, digits and underscores, not {schema!r}"
@@ -554,10 +557,10 @@ class PostgresqlJournal(SqlJournal):
             raise JournalRefused(f"{self.url}: {self._foreign()}")
         return version
 
-    def _foreign(self) -> str:
+    def _foreign(self, alternative: str = "") -> str:
         return (
-            f"the schema {self._schema} has tables of another program; give the journal a schema "
-            "of its own, such as ?schema=rpcwheel"
+            f"the schema {self._schema} has other tables than those of a journal{alternative}; "
+            "give the journal a schema of its own, such as ?schema=rpcwheel"
         )
 
     def _create(self, db: _Bounded) -> None:
@@ -578,7 +581,8 @@ class PostgresqlJournal(SqlJournal):
                 "and the name of the database"
             )
         if state in FOREIGN:
-            return JournalRefused(f"{message}; {self._foreign()}")
+            alternative = ", or the server lacks a function" if state == NO_FUNCTION else ""
+            return JournalRefused(f"{message}; {self._foreign(alternative)}")
         if state[:2] in {"22", "23", "54"}:
             return JournalRefused(f"{message}; the journal cannot store such a value")
         if isinstance(error, psycopg.DataError):

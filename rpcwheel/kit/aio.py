@@ -117,10 +117,13 @@ class Kit(Base, AsyncClosing):
         As `rpcwheel.Kit.close`.
         """
         to_ns(drain_timeout, subject="drain_timeout")
+        self._queues.refuse_close_inside()
         try:
             undelivered: list[FailedCall] = await self._queues.close(drain_timeout)
             return undelivered
         finally:
-            self._close_servers()  # before what may be canceled
-            if self._manager is not None:
-                await self._manager.aclose()
+            try:
+                if self._manager is not None:
+                    await self._manager.aclose()
+            finally:
+                self._close_servers()

@@ -191,13 +191,15 @@ class Kit(Base, Closing):
             number, `gave_up`. See `FailbackInvoker.close`.
 
         Raises:
+            RuntimeError: Called inside an attempt of a queued call. Nothing is closed.
             TypeError, ConfigurationError: `drain_timeout` is no time. Nothing is closed.
         """
         to_ns(drain_timeout, subject="drain_timeout")
+        self._queues.refuse_close_inside()
         try:
             undelivered: list[FailedCall] = self._queues.close(drain_timeout)
             return undelivered
         finally:
-            self._close_servers()
             if self._manager is not None:
                 self._manager.close()
+            self._close_servers()

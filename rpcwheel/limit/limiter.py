@@ -167,14 +167,14 @@ class LimitedCall:
     )
 
     def __init__(
-        self, limit: Any, method: LimitedMethod, criticality: Criticality, nonce: str
+        self, limit: Any, method: LimitedMethod, criticality: Criticality, nonce: str | bytes
     ) -> None:
         self.limit = limit
         """The `ServerLimit` of its server."""
         self.method = method
         self.criticality = criticality
         self.nonce = nonce
-        """What the client wants to see in a refusal; "" for nothing."""
+        """What the client wants to see in a refusal; "" for nothing. Not checked."""
         self.arrived_ns = 0
         self.deadline_ns = NEVER
         self.has_waited = False

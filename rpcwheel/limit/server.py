@@ -191,9 +191,7 @@ class ServerLimit:
                 valid = named if named and criticalities == 1 else DEFAULT_CRITICALITY
                 criticality = self._capped(valid)
             elif key == NONCE_KEY:
-                # gRPC receives other values too, but does not send them.
-                is_valid = isinstance(value, str) and value.isascii() and value.isprintable()
-                nonce = value if is_valid else ""
+                nonce = value
             elif key == HEARTBEAT_KEY and self._max_criticality is None and not is_stream:
                 return UNLIMITED
         return LimitedCall(self, method, criticality, nonce)
@@ -287,7 +285,11 @@ class ServerLimit:
             counts.end(counts.begin(), code)
         pushback_ns = call.token_wait_ns + int(self._pushback_ns * (0.5 + random.random()))
         pushback_ms = max(1, pushback_ns // 1_000_000)  # gRPC's own retries hang if it is 0
-        trailing = (PUSHBACK_KEY, str(pushback_ms)), (REFUSED_KEY, call.nonce)
+        nonce = call.nonce
+        # gRPC receives other values too, but does not send them.
+        if not (isinstance(nonce, str) and nonce.isascii() and nonce.isprintable()):
+            nonce = ""
+        trailing = (PUSHBACK_KEY, str(pushback_ms)), (REFUSED_KEY, nonce)
         return code, reason.details, trailing
 
     def report_refused(self, refused: list[tuple[LimitedCall, RefusalReason]], now_ns: int) -> None:

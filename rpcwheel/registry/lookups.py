@@ -105,9 +105,12 @@ class LookupQueue:
         return None if self._snapshots is None else self._snapshots.load(service)
 
     def remember(self, snapshot: Snapshot) -> None:
-        """Take what a watch knew of a service as the last answer. Any thread."""
+        """Take what a watch knew of a service, unless the last answer is later. Any thread."""
         now_ns, age_ns = self._now_ns(), to_ns(snapshot.age_s)
-        if snapshot.instances or snapshot.service in self._answers:
+        answer = self._answers.get(snapshot.service)
+        if answer is not None and answer.at_ns > now_ns - age_ns:
+            return
+        if snapshot.instances or answer is not None:
             cache = self._new_cache(snapshot.service, now_ns)
             cache.remember(snapshot.instances, age_ns, now_ns)
             self._answers[snapshot.service] = _Answer(cache, snapshot, now_ns - age_ns)

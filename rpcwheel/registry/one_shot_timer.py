@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.durations import NEVER, to_seconds
@@ -21,17 +20,13 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
-RETRY_S: Final = 1.0
-"""Seconds until a timeout is added again after the system has refused the timer its thread."""
-
 
 class OneShotTimer:
     """Calls a function at the earliest of the times that it is given.
 
     Thread-safe; the function is called without a lock. A user's timer that is full is replaced by
-    `shared_timer()` for that one timeout, so that no lease is lost. If the timer can't start its
-    thread, the timeout is added later. A timer that was stopped is not replaced: it is reported
-    once, and nothing is called any more. In a forked child nothing is set.
+    `shared_timer()` for that one timeout, so that no lease is lost. One that was stopped is not
+    replaced: it is reported once, and nothing is called any more. In a forked child nothing is set.
     """
 
     def __init__(
@@ -85,19 +80,8 @@ class OneShotTimer:
             self._report(error, 0.0)
             with suppress(TimerError):  # the program ends
                 self._timeout = shared_timer().new_timeout(self, delay_s)
-        except RuntimeError as error:  # "can't start new thread"
-            self._report(error, RETRY_S)
-            self._wake_ns = wake_ns
-            EXECUTOR.submit(self, partial(self._add_timeout_later, wake_ns))
         if self._timeout is not None:
             self._wake_ns = wake_ns
-
-    def _add_timeout_later(self, wake_ns: int) -> None:
-        """On a worker: wait, and add the timeout that the timer has refused, if it still counts."""
-        time.sleep(RETRY_S)
-        with self._lock:
-            if self._timeout is None and self._wake_ns == wake_ns:
-                self._add_timeout(wake_ns)
 
     def set(self, wake_ns: int) -> None:
         """Call the function then, and not earlier; `NEVER`: do not call it."""
@@ -135,7 +119,7 @@ class OneShotTimer:
             )
             self._report(error, None)
 
-    def _report(self, error: Exception, delay_s: float | None) -> None:
+    def _report(self, error: TimerError, delay_s: float | None) -> None:
         if self._registry:
             failed = RegistryFailed(self._registry, self._request, error, delay_s)
             EXECUTOR.submit(self, partial(emit, failed))

@@ -187,9 +187,15 @@ class Subscription(Closing):
         """
         wait_s = checked_wait(timeout, "timeout")
         snapshot = self._watch.wait(wait_s)
-        if snapshot is None:
-            raise NotPublished(f"nothing is known of {self.service} at {self._owner.url} yet")
-        return snapshot
+        if snapshot is not None:
+            return snapshot
+        service = f"{self.service} at {self._owner.url}"
+        if self._watch.closed:
+            raise NotPublished(
+                f"nothing was known of {service} when this subscription ended; subscribe again, in "
+                "a forked child with a registry that is opened there"
+            )
+        raise NotPublished(f"nothing is known of {service} yet")
 
     def close(self) -> None:
         """End it. No call of the listener begins after this. Idempotent; does not wait."""

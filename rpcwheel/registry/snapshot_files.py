@@ -172,14 +172,16 @@ class SnapshotFiles:
     ) -> None:
         """Have the instances of a service written soon. Never blocks, never raises.
 
-        After `close` it does nothing. It also does nothing if a watch keeps the entry, and these
-        instances are those of a lookup, or of an earlier watch: they would not be confirmed.
+        After `close` it does nothing. It also does nothing if a watch keeps the entry, even one
+        that has lost contact, and these instances are those of a lookup, or of an earlier watch:
+        they would not be confirmed.
 
         Args:
             service: Its name.
             instances: Those that are known now; none: the file of the service is deleted.
             agrees: Called every `refresh_s`: whether the registry still has these instances, and
-                the entry gets a new time; None: it is not to be called again. Must not block.
+                the entry gets a new time; None: it is not to be called again. Also called by
+                `keep`, under the lock: must not block, take a lock or raise.
         """
         with self._lock:
             if self._closed:

@@ -152,7 +152,7 @@ class ServiceWatch:
         self._turn = itertools.count()
         self._listeners: dict[Listener, SerialExecutor] = {}
         self.reset()
-        self._closed = False
+        self._closed = False  # after `reset`, which closes the watch of a forked child
         reset_after_fork(self)
         if snapshots is not None:
             self._updates.submit(partial(self._load, snapshots))
@@ -162,6 +162,11 @@ class ServiceWatch:
         self._closed = True
         self._changed = threading.Condition()
         self._pending: list[_Pending | str] = []  # views and reasons, no two of a kind in a row
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed; True too in a forked child."""
+        return self._closed
 
     @property
     def snapshot(self) -> Snapshot | None:

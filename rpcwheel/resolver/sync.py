@@ -80,8 +80,8 @@ def insecure_channel(
         zone: Where this client is: instances of the zone are preferred.
         balancer_policy: How subchannels are treated; None: the defaults.
         registry_policy: Of the registry, if it is given by URL; None: the defaults.
-        on_subchannel: Called with each new subchannel.
-        on_removed: Called with each subchannel whose instance is gone.
+        on_subchannel: Called with each subchannel when its channel is made.
+        on_removed: Called with each subchannel whose instance is gone, if its channel was made.
         timer: Any rpcwheel timer; None takes `shared_timer()`.
 
     Returns:

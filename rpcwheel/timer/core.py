@@ -309,14 +309,7 @@ class TimerCore(TimerBase):
         *args: object,
         catch: type[BaseException] = Exception,
     ) -> None:
-        """Call a method of the task, if its class has it. Its exceptions are reported.
-
-        Args:
-            timeout: The timeout of the task.
-            method: The name of the method.
-            *args: Its other arguments.
-            catch: Which exceptions are reported: `BaseException` on the timer's thread.
-        """
+        """Call a method of the task, if its class has it. Exceptions of `catch` are reported."""
         function = getattr(type(timeout._task), method, None)
         if function is not None:
             try:

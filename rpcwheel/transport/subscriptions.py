@@ -18,7 +18,6 @@ point.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import threading
 import weakref
 from functools import partial
@@ -90,17 +89,15 @@ class StateSubscribers:
             try_to_connect: Whether the channel connects if it is IDLE.
         """
         subscriber = Subscriber(callback, connects=try_to_connect)
-        try:
-            with self._lock:
-                if self._closed:
-                    return
-                self._subscribers.append(subscriber)
+        with self._lock:
+            if self._closed:
+                return
+            self._subscribers.append(subscriber)
+            try:
                 self._added(subscriber)
-        except BaseException:  # no thread, or a channel of another type that does not support it
-            with self._lock, contextlib.suppress(ValueError):  # removed by another thread
+            except BaseException:  # no thread, or a channel of another type without `subscribe`
                 self._subscribers.remove(subscriber)
-            self._removed()  # the others are still called
-            raise
+                raise
 
     def remove(self, callback: Callback) -> None:
         """Remove one subscription of this callback; an unknown callback is not an error."""
@@ -141,7 +138,10 @@ class TransportSubscriptions(StateSubscribers):
         super().__init__(target)
         self._transports = transports
         self._try_to_connect = False
-        """Whether a subscriber wants the channel to connect; also used for later transports."""
+        """Whether a subscriber wants the channel to connect; also used for later transports.
+
+        Stays true until the last subscriber is removed.
+        """
         self._watched: SyncTransport | None = None
         """The transport that has the gRPC subscription."""
         self._on_watched_state: Callback = _ignore
@@ -150,19 +150,21 @@ class TransportSubscriptions(StateSubscribers):
         """The last state of the watched transport."""
 
     def _added(self, subscriber: Subscriber) -> None:
-        self._try_to_connect |= subscriber.connects
-        if subscriber.connects:  # gRPC connects only by a subscription
-            self._unwatch()
-        if self._watched is None:
-            self._watch_active_or_raise()
+        is_first = len(self._subscribers) == 1
+        self._try_to_connect = subscriber.connects or (self._try_to_connect and not is_first)
+        watched = self._watched
+        self._watch_active_or_raise()
+        if watched is None or watched is not self._watched:
             return  # gRPC reports the state soon
+        if subscriber.connects:  # gRPC connects only by a subscription
+            on_state = weak_callback(self._on_state, watched.number)
+            watched.channel.subscribe(on_state, try_to_connect=True)
+            watched.channel.unsubscribe(self._on_watched_state)  # not before: gRPC may refuse
+            self._on_watched_state = on_state
         if self._state is not None:
             self._report(self._state, subscriber)
 
     def _removed(self) -> None:
-        with self._lock:
-            if not self._subscribers:  # not counted for each subscriber
-                self._try_to_connect = False
         self.watch_active()
 
     def watch_active(self) -> None:
@@ -183,7 +185,9 @@ class TransportSubscriptions(StateSubscribers):
             target = active if should_watch and _exit_guard.register(self, active) else None
             if self._watched is target:
                 return
-            self._unwatch()
+            watched, self._watched, self._state = self._watched, None, None
+            if watched is not None:
+                watched.channel.unsubscribe(self._on_watched_state)
             if target is not None:
                 on_state = weak_callback(self._on_state, target.number)
                 self._watched, self._on_watched_state = target, on_state
@@ -192,12 +196,6 @@ class TransportSubscriptions(StateSubscribers):
                 except BaseException:
                     self._watched = None
                     raise
-
-    def _unwatch(self) -> None:
-        """Unsubscribe from the watched transport, if there is one. Under the lock."""
-        watched, self._watched, self._state = self._watched, None, None
-        if watched is not None:
-            watched.channel.unsubscribe(self._on_watched_state)
 
     def _on_state(self, number: int, state: State) -> None:
         """The transport with this number has this state now. Called by gRPC's polling thread."""

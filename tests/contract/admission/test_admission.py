@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from fixtures.clients import WAYS, held, in_every_way, ways
-from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Hang, Silent
+from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import wait_until
 from fixtures.ways import open_in_kit, open_intercepted
 from fixtures.worlds import METHODS, RETRY, only_aio
@@ -130,23 +130,41 @@ def test_calls_that_cannot_be_sent_do_not_open_the_breaker(client, timer, events
     assert events.of(BreakerOpened) == []
 
 
-@pytest.mark.parametrize(
-    ("message", "metadata"),
-    [(bytes(5 << 20), None), (b"x", (("key", "x" * 30_000),))],
-    ids=["message", "metadata"],
-)
 @in_every_way
-def test_what_is_too_large_says_nothing_about_the_load_of_the_server(
-    client, timer, message, metadata
-):
+def test_messages_that_are_too_large_say_nothing_about_the_load_of_the_server(client, timer):
     breaker = BREAKER.replace(failures="RESOURCE_EXHAUSTED")
     throttle = ThrottlePolicy(minimum_calls=1, window=60.0, max_rejection=1.0)
     channel = client.open(breaker=breaker, throttle=throttle, timer=timer, **PLAIN)
     for _ in range(3):
-        error = client.refused(channel, message, metadata=metadata)
+        error = client.refused(channel, bytes(5 << 20))
         assert error.code() is RESOURCE_EXHAUSTED
         assert "not sent" not in error.details()
     assert client.ask(channel) == b"x"
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Fail(
+            "UNKNOWN", "Exception calling application: Received message larger than max (6 vs. 5)"
+        ),
+        Fail("UNKNOWN", "Received message larger than max (6 vs. 5)"),
+        Fail("RESOURCE_EXHAUSTED", "stock: Received message larger than max (6 vs. 5)"),
+        Fail("RESOURCE_EXHAUSTED", "x" * 20_000),  # more than the client accepts
+        Fail("RESOURCE_EXHAUSTED", "Invalid metadata"),
+        Fail("UNAVAILABLE", "Getting metadata from plugin failed with error: timeout"),
+        Fail("UNAVAILABLE", "Invalid metadata"),
+    ],
+    ids=["raised", "code", "forwarded", "too large", "exhausted", "credentials", "unavailable"],
+)
+@ways("sync blocking", "aio unary")
+def test_failures_with_details_like_those_of_grpc_open_the_breaker(shop, client, timer, failure):
+    breaker = BREAKER.replace(failures=["UNKNOWN", "RESOURCE_EXHAUSTED", "UNAVAILABLE"])
+    channel = client.open(breaker=breaker, timer=timer, **PLAIN)
+    shop.then(failure, failure)
+    for _ in range(2):
+        assert client.refused(channel).code().name == failure.code
+    assert client.refused(channel).details().startswith("not sent: the circuit breaker is open")
 
 
 @in_every_way

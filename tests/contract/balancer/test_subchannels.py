@@ -67,16 +67,17 @@ def test_calls_of_a_removed_subchannel_go_on_until_the_drain_timeout(
     assert wait_until(lambda: channel.calls == 0 and gone.channel.closed)
 
 
-def test_a_removed_subchannel_that_was_never_used_does_not_connect(
+def test_a_removed_subchannel_that_was_never_used_neither_connects_nor_is_reported(
     world, shops, open_balanced, events
 ):
-    channel = open_balanced(shops[0])
+    removed = []
+    channel = open_balanced(shops[0], on_removed=removed.append)
     (unused,) = channel.subchannels
     world.do(channel.update, [instance(shops[1])])
     with pytest.raises(world.closed_error, match=CLOSED):
         world.do(lambda: unused.channel)
     world.do(unused.mark_unhealthy)
-    assert (world.do(lambda: unused.state), events) == (SHUTDOWN, [])
+    assert (world.do(lambda: unused.state), events, removed) == (SHUTDOWN, [], [])
 
 
 def test_an_update_within_connect_leaves_no_connection_open(world, shops, open_balanced):

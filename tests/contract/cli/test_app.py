@@ -72,13 +72,16 @@ sys.exit(main())
     assert "no such socket" in run.stdout
 
 
-def test_a_closed_pipe_ends_the_command_without_a_traceback() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["config schema", "--version"])
+def test_a_closed_pipe_ends_the_command_without_a_traceback(words, unbuffered) -> None:
     read, write = os.pipe()
     os.close(read)
     run = subprocess.run(
-        [sys.executable, "-m", "rpcwheel", "config", "schema"],
+        [sys.executable, "-m", "rpcwheel", *words.split()],
         stdout=write,
         stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
         timeout=4 * WAIT_S,
         check=False,
     )
@@ -86,13 +89,18 @@ def test_a_closed_pipe_ends_the_command_without_a_traceback() -> None:
     assert (run.returncode, run.stderr) == (1, b"")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+ALL_STREAMS = "<&- >&- 2>&-"
+
+
 @pytest.mark.parametrize(
-    ("words", "status"),
+    ("words", "status", "closed"),
     [
-        ("config schema", 0),
-        ("doctor 127.0.0.1:1", 1),
-        ("journal retry sqlite://{}/calls.db --all", 2),
+        ("config schema", 0, ALL_STREAMS),
+        ("config schema", 0, ">&-"),
+        ("doctor 127.0.0.1:1", 1, ALL_STREAMS),
+        ("doctor 127.0.0.1:1", 1, "2>&-"),
+        ("journal retry sqlite://{}/calls.db --all", 2, ALL_STREAMS),
+        ("journal retry sqlite://{}/calls.db --all", 2, "<&-"),
     ],
 )
 def test_commands_work_without_standard_streams(words, status, closed, tmp_path) -> None:
@@ -136,8 +144,8 @@ def test_output_to_a_full_disk_ends_with_1(words, unbuffered) -> None:
             timeout=4 * WAIT_S,
             check=False,
         )
-    said = b"rpcwheel: the output cannot be written: No space left on device\n"
-    assert (run.returncode, run.stderr) == (1, said)
+    message = b"rpcwheel: the output cannot be written: No space left on device\n"
+    assert (run.returncode, run.stderr) == (1, message)
 
 
 def test_help_has_no_types_of_python(capsys) -> None:

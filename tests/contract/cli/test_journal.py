@@ -479,6 +479,19 @@ class Stop(Exception):
     """Ends a command that runs until Ctrl-C."""
 
 
+@pytest.mark.parametrize("job", ["retry", "drop"])
+def test_no_calls_are_changed_if_leases_cannot_be_ended(job, url, backend, monkeypatch, capsys):
+    backend.append([call()])
+    backend.take("died", 0.0, [Route("audit", TARGET, 1)], 0.0)
+
+    def failing(*_):
+        raise JournalUnavailable("the journal is busy")
+
+    monkeypatch.setattr(SqliteJournal, "take", failing)
+    assert main(["journal", job, url, "--all", "--yes"]) == 1
+    assert "the journal is busy" in capsys.readouterr().err
+
+
 @pytest.fixture
 def watched(monkeypatch, capsys):
     """Runs a command with two looks at the journal; the second wait between them ends it."""

@@ -303,6 +303,7 @@ def test_calls_that_cannot_be_delivered_are_reported(url, backend, capsys):
         (["--target", "a", "--metadata", "a key=swordfish"], "lower-case letters"),
         (["--target", "a", "--metadata", "token=swordfish\n1"], "one line of printable ASCII"),
         (["--target", "a", "--metadata", "token=swördfish"], "one line of printable ASCII"),
+        (["--target", "a", "--metadata", "token=swordfish\udcff"], "one line of printable ASCII"),
         (["--map", "shop.Orders"], "TARGET=ADDRESS"),
         (["--retry-on", "UNAVAILBLE"], "did you mean 'UNAVAILABLE'"),
         (["--max-attempts", "0"], "greater than or equal to 1"),

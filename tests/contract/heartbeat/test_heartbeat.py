@@ -21,7 +21,6 @@ from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
 from fixtures.worlds import only_aio, only_sync
 from rpcwheel import CallPolicy
-from rpcwheel.durations import NEVER
 from rpcwheel.errors import TimerStopped, TooManyTimeouts
 from rpcwheel.events import (
     CallbackFailed,
@@ -462,8 +461,8 @@ def test_a_timer_whose_loop_was_closed_ends_its_heartbeats_with_an_event(
     timer = loop.run_until_complete(make_timer())
     manager = make_manager(timer)
     heartbeat = world.do(manager.attach, channel)
+    timer.new_timeout(print, 1)  # the timer refuses only what is due before all others
     loop.close()
-    timer._timer_state.armed_ns = NEVER  # its first timeout may be before the next heartbeat
     heartbeat.beat()
     assert wait_until(lambda: heartbeat.state is CLOSED)
     assert wait_until(lambda: events.of(ExecutorRejected))

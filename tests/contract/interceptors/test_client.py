@@ -409,12 +409,19 @@ class WrongMetadata(OnlyACode):
         return {"key": "value"}
 
 
+class WrongMetadataOfAio(grpc.aio.AioRpcError):
+    """The metadata of an error of gRPC's own class does not consist of pairs."""
+
+    def __init__(self, details):
+        super().__init__(UNAVAILABLE, {"key": "value"}, {"key": "value"}, details)
+
+
 class RaisesItself(OnlyACode):
     def details(self):
         raise LookupError
 
 
-@pytest.mark.parametrize("error", [OnlyACode, WrongMetadata, RaisesItself])
+@pytest.mark.parametrize("error", [OnlyACode, WrongMetadata, WrongMetadataOfAio, RaisesItself])
 @with_raising_interceptors
 def test_policies_answer_an_incomplete_error_of_an_inner_interceptor(shop, client, error):
     attempts = []

@@ -233,19 +233,19 @@ def test_a_role_without_rights_is_refused(journal, postgresql, schema, opened):
 
 
 @pytest.mark.parametrize(
-    "table",
+    ("table", "problem"),
     [
-        "version AS SELECT '1'::text AS version",
-        "version (version integer)",
-        "version AS SELECT 1 AS number",
-        "version AS SELECT '{}'::jsonb AS version",
-        "call (number integer)",
+        ("version AS SELECT '1'::text AS version", "than those of a journal; give"),
+        ("version (version integer)", "than those of a journal; give"),
+        ("version AS SELECT 1 AS number", "or the server lacks a function; give"),
+        ("version AS SELECT '{}'::jsonb AS version", "or the server lacks a function; give"),
+        ("call (number integer)", "than those of a journal; give"),
     ],
 )
-def test_a_schema_of_another_program_is_refused(table, postgresql, schema, opened):
+def test_a_schema_with_other_tables_is_refused(table, problem, postgresql, schema, opened):
     postgresql.ask(f"CREATE SCHEMA {schema}")
     postgresql.ask(f"CREATE TABLE {schema}.{table}")
-    with pytest.raises(JournalRefused, match="tables of another program"):
+    with pytest.raises(JournalRefused, match=problem):
         opened(postgresql.journal_url(schema=schema)).append([new_call(1)])
 
 

@@ -12,6 +12,7 @@ from fixtures.engine_redis import RedisEngine
 from fixtures.engine_watchers import namespace, tls_files
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
 from fixtures.waiting import wait_until
+from rpcwheel.cli import main
 from rpcwheel.errors import (
     JournalFull,
     JournalOutcomeUnknown,
@@ -62,14 +63,19 @@ def test_full_memory_refuses_new_calls_and_goes_on_with_the_stored_ones(own_redi
     assert bodies_of(journal.select(Filter())) == [1, 2, 4, 5, 6, 7]
 
 
-def test_a_replica_is_unavailable(own_redis, own_journal):
+def test_a_replica_is_unavailable_and_the_commands_show_its_calls(
+    own_redis, own_journal, namespace, capsys
+):
     own_journal.append([new_call(1)])
+    own_journal.take("died", 0.001, ROUTES, 0.0)
     own_redis.ask("REPLICAOF", "127.0.0.1", "1")
     try:
         with pytest.raises(JournalUnavailable, match=r"(?i)read.?only"):
             own_journal.append([new_call(2)])
+        assert main(["journal", "stats", str(own_redis.url(namespace=namespace))]) == 0
     finally:
         own_redis.ask("REPLICAOF", "NO", "ONE")
+    assert "0 waiting, 1 taken" in capsys.readouterr().out
     own_journal.append([new_call(3)])
     assert bodies_of(own_journal.select(Filter())) == [1, 3]
 
@@ -238,10 +244,12 @@ def test_a_call_is_not_stored_if_the_server_accepts_no_connection(own_redis, ope
     with closing(redis_package.Redis(own_redis.host, own_redis.port)) as other:
         most = other.config_get("maxclients")["maxclients"]
         other.config_set("maxclients", 1)
-        with pytest.raises(JournalUnavailable, match="max number of clients") as refused:
-            opened(own_redis.url()).append([new_call(1)])
+        try:
+            with pytest.raises(JournalUnavailable, match="max number of clients") as refused:
+                opened(own_redis.url()).append([new_call(1)])
+        finally:
+            other.config_set("maxclients", most)
         assert not isinstance(refused.value, JournalOutcomeUnknown)
-        other.config_set("maxclients", most)
 
 
 def test_keys_of_another_program_are_refused(redis, namespace, opened):

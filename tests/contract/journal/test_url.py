@@ -67,8 +67,8 @@ def test_a_url_without_a_host_is_that_of_a_socket(url, parameters, monkeypatch):
     with pytest.raises(JournalUnavailable):
         open_journal_backend(url).depths()
     names = ("dbname", "host", "user")
-    given = connect.call_args.kwargs
-    assert {name: given[name] for name in names if name in given} == parameters
+    arguments = connect.call_args.kwargs
+    assert {name: arguments[name] for name in names if name in arguments} == parameters
 
 
 def test_a_number_sign_is_a_part_of_the_file_or_the_option(monkeypatch):
@@ -78,12 +78,12 @@ def test_a_number_sign_is_a_part_of_the_file_or_the_option(monkeypatch):
     monkeypatch.setattr(psycopg.Connection, "connect", connect)
     with pytest.raises(JournalUnavailable):
         open_journal_backend("postgresql://u:a#b@h/db?application_name=c#d").depths()
-    given = connect.call_args.kwargs
-    assert (given["password"], given["application_name"]) == ("a#b", "c#d")
+    arguments = connect.call_args.kwargs
+    assert (arguments["password"], arguments["application_name"]) == ("a#b", "c#d")
 
 
 @pytest.mark.parametrize(
-    ("url", "place"),
+    ("url", "location"),
     [
         ("sqlite:///x.db?lease=3&durability=power", "sqlite:///x.db"),
         ("postgres://u:p@h/db?timeout=2&sslmode=require", "postgresql://***@h/db"),
@@ -94,8 +94,8 @@ def test_a_number_sign_is_a_part_of_the_file_or_the_option(monkeypatch):
         ("redis://h:1?db=2&namespace=x", "redis://h:1?namespace=x&db=2"),
     ],
 )
-def test_the_place_of_a_url_has_what_says_where_its_calls_are(url, place):
-    assert parse_journal_url(url).place == place
+def test_the_location_of_a_url_says_where_its_calls_are(url, location):
+    assert parse_journal_url(url).location == location
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_place_of_a_url_has_what_says_where_its_calls_are(url, place):
     ],
 )
 def test_urls_have_the_same_place_whatever_says_how_calls_are_read_and_stored(url, other, is_same):
-    assert parse_journal_url(url).is_same_place(parse_journal_url(other)) is is_same
+    assert parse_journal_url(url).is_same_location(parse_journal_url(other)) is is_same
 
 
 def test_a_redis_url_has_decoded_credentials(monkeypatch):

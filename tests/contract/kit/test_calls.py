@@ -2,10 +2,12 @@
 
 import pytest
 
+from fixtures.failback_queues import in_world
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import FailbackPolicy, RetryPolicy
 from rpcwheel.errors import FailbackClosed
+from rpcwheel.events import DeadLetterFailed
 
 RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=0)
 PATIENT = FailbackPolicy(retry_on="UNAVAILABLE", backoff=60)
@@ -38,6 +40,19 @@ def test_close_returns_undelivered_calls_once(shop, world, kit):
     with pytest.raises(FailbackClosed):
         world.call(channel).result()
     assert world.call(channel).result() == b"x"
+
+
+def test_close_inside_a_hook_of_a_queue_closes_nothing(shop, world, kit, events):
+    hook = in_world(world, lambda _: made.close())
+    failback = FailbackPolicy(retry_on="UNAVAILABLE", backoff=0, max_attempts=2, dead_letter=hook)
+    made = kit(failback=failback, heartbeat=10.0, status_port=0)
+    address, channel = made.status_address, in_front(world, made, shop)
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    assert world.call(channel).result() is None
+    wait_until(lambda: events.of(DeadLetterFailed))
+    assert "close() inside an attempt" in str(events.of(DeadLetterFailed)[0].error)
+    assert made.status_address == address is not None
+    world.keep(world.do(made.channel, shop.target))  # a closed kit with heartbeats makes none
 
 
 def test_the_end_of_the_with_block_delivers_queued_calls_and_closes(shop, world, kit):

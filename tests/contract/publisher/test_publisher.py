@@ -506,26 +506,6 @@ def test_a_stop_during_the_start_undoes_the_start(world, make_world_shop, memory
     assert wait_until(lambda: steps(events) == ["not serving", "stop", "closed"])
 
 
-def test_a_stop_before_the_server_has_started_ends_it_too(
-    world, make_world_shop, memory, monkeypatch
-):
-    """Otherwise a program that gets a signal then would wait for its end forever."""
-    shop = make_world_shop()
-    published = world.api.Publisher(shop.server, memory, SERVICE, **QUICK)
-    begin_start = published._begin_start
-
-    def begin_and_stop():
-        begun = begin_start()
-        published.begin_stop()
-        return begun
-
-    monkeypatch.setattr(published, "_begin_start", begin_and_stop)
-    world.do(published.start)
-    assert world.do(published.wait, WAIT_S)
-    assert published.registrations == ()
-    assert world.do(shop.server.wait_for_termination, WAIT_S) is False
-
-
 @pytest.mark.parametrize(("fails", "ran_before"), [("health", False), ("on_serving", True)])
 def test_a_failed_start_leaves_only_a_server_running_that_ran_before(
     shop, memory, registry, fails, ran_before

@@ -207,7 +207,7 @@ def test_a_wait_without_a_snapshot_in_time_is_an_error(world, world_registry, ba
     with pytest.raises(NotPublished, match="nothing is known"):
         world.do(subscription.wait, 0.02)
     world.do(subscription.close)
-    with pytest.raises(NotPublished):
+    with pytest.raises(NotPublished, match="when this subscription ended; subscribe again"):
         world.do(subscription.wait, WAIT_S)
 
 

@@ -92,29 +92,51 @@ def test_a_subscription_without_try_to_connect_does_not_connect(shop, channel):
     assert wait_until(lambda: states.count(READY) == 3)
 
 
-def test_subscribers_get_states_after_grpc_has_refused_another_one(shop):
-    errors, states = [], []
+class Refusing:
+    """A name for a server on whose channels gRPC starts no thread for a subscription if `full`."""
 
-    def connect(options):
-        channel = grpc.insecure_channel(shop.target, options)
+    def __init__(self, shop) -> None:
+        self.shop = shop
+        self.full = False
+        self.connecting = []
+        """Whether each subscription is one with `try_to_connect`."""
+
+    def connect(self, options):
+        channel = grpc.insecure_channel(self.shop.target, options)
         accepts = channel.subscribe
 
-        def subscribe(*args, **settings):
-            if errors:
-                raise errors.pop()
-            accepts(*args, **settings)
+        def subscribe(callback, try_to_connect):
+            if self.full:
+                raise RuntimeError("can't start new thread")
+            self.connecting.append(try_to_connect)
+            accepts(callback, try_to_connect)
 
         channel.subscribe = subscribe
         return channel
 
-    with ReconnectingChannel(shop.target, connect=connect) as channel:
+
+def test_subscribers_get_states_while_grpc_refuses_another_one(shop):
+    at, states = Refusing(shop), []
+    with ReconnectingChannel(shop.target, connect=at.connect) as channel:
         channel.subscribe(states.append)
         assert wait_until(lambda: states == [IDLE])
-        errors.append(RuntimeError("can't start new thread"))
+        at.full = True
         with pytest.raises(RuntimeError, match="can't start"):
             channel.subscribe(print, try_to_connect=True)
         channel.get_state(try_to_connect=True)
         assert wait_until(lambda: states[-1] is READY)
+
+
+def test_a_refused_subscription_does_not_connect_for_a_later_one(shop):
+    at, states = Refusing(shop), []
+    with ReconnectingChannel(shop.target, connect=at.connect) as channel:
+        at.full = True
+        with pytest.raises(RuntimeError, match="can't start"):
+            channel.subscribe(print, try_to_connect=True)
+        at.full = False
+        channel.subscribe(states.append)
+        assert wait_until(lambda: states == [IDLE])
+    assert at.connecting == [False]
 
 
 def test_grpcs_polling_thread_runs_only_while_there_is_a_subscription(channel):

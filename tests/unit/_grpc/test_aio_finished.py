@@ -102,6 +102,14 @@ async def test_a_status_may_have_a_code_and_nothing_else():
     assert tuple(await call.trailing_metadata()) == ()
 
 
+async def test_metadata_of_an_error_that_does_not_consist_of_pairs_is_empty():
+    wrong = {"key": "value"}
+    error = grpc.aio.AioRpcError(grpc.StatusCode.ABORTED, wrong, wrong, "gone")
+    call = failed_call(Kind.UNARY_UNARY, error)
+    assert tuple(await call.initial_metadata()) == ()
+    assert tuple(await call.trailing_metadata()) == ()
+
+
 async def test_run_without_waiting_runs_a_coroutine_that_need_not_wait_and_refuses_others():
     async def quick():
         return 7

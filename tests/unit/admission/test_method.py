@@ -10,16 +10,24 @@ import pytest
 from fixtures.forks import held_by_another_thread, holds_in_child
 from fixtures.timers import FullTimer, frequent_thread_switches, run_threads  # noqa: F401
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel._concurrency import executor
 from rpcwheel.admission import (
     BreakerPolicy,
     BreakerState,
-    CircuitBreaker,
     ConcurrencyPolicy,
     ThrottlePolicy,
+    circuit,
 )
+from rpcwheel.admission.breaker import Breaker
 from rpcwheel.admission.method import Admitted, NotSent, Reason, Waiting
 from rpcwheel.admission.targets import AdmissionSettings, Breakers, weak_check
-from rpcwheel.events import ThrottleBegan, ThrottleEnded
+from rpcwheel.events import (
+    ExecutorRejected,
+    ThrottleBegan,
+    ThrottleEnded,
+    add_sink,
+    remove_sink,
+)
 from rpcwheel.limit import RatePolicy
 from rpcwheel.timer import ManualTimer
 
@@ -460,13 +468,14 @@ def test_what_is_set_by_hand_applies_to_breakers_that_are_made_later(timer):
 def test_a_breaker_that_is_made_while_another_thread_resets_all_is_reset(timer, monkeypatch):
     breaker, forcing, go_on = BreakerPolicy(), threading.Event(), threading.Event()
 
-    def force_open(each):
-        forcing.set()
-        assert go_on.wait(WAIT_S)
-        original(each)
+    def change(each, by_hand):
+        if by_hand is Breaker.force_open:
+            forcing.set()
+            assert go_on.wait(WAIT_S)
+        return original(each, by_hand)
 
-    original = CircuitBreaker.force_open
-    monkeypatch.setattr(CircuitBreaker, "force_open", force_open)
+    original = circuit.CircuitBreaker.change
+    monkeypatch.setattr(circuit.CircuitBreaker, "change", change)
     breakers = Breakers([breaker])
     client, settings = breakers.admission("shop:1", timer), AdmissionSettings(breaker=breaker)
     breakers.force_open()
@@ -475,11 +484,56 @@ def test_a_breaker_that_is_made_while_another_thread_resets_all_is_reset(timer, 
     assert forcing.wait(WAIT_S)
     resetting = threading.Thread(target=breakers.reset)
     resetting.start()
-    resetting.join(0.1)  # it has to wait
+    resetting.join(0.1)  # it has to wait; a shorter time could only hide that it does not
     go_on.set()
     making.join(WAIT_S)
     resetting.join(WAIT_S)
     assert [each.state for each in breakers] == [BreakerState.CLOSED]
+
+
+def test_a_change_by_hand_that_is_reported_late_ends_no_timeout_of_a_later_state(timer):
+    breaker = admission_of(timer, breaker=ONE_FAILURE).breaker
+    breaker.force_open()
+    report = breaker.change(Breaker.reset)
+    breaker.ended(breaker.enter(0), "UNAVAILABLE", 0, 0)
+    report()
+    timer.advance(5.0)
+    assert breaker.state is BreakerState.HALF_OPEN
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["known", "new"])
+def test_sinks_run_without_the_lock_of_all_breakers_if_no_thread_can_be_started(
+    timer, monkeypatch, is_new
+):
+    breaker, has_ended = BreakerPolicy(), []
+    breakers = Breakers([breaker])
+    client, settings = breakers.admission("shop:1", timer), AdmissionSettings(breaker=breaker)
+
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    def list_on_another_thread(event):
+        if isinstance(event, ExecutorRejected):
+            thread = threading.Thread(target=len, args=(breakers,))
+            thread.start()
+            thread.join(WAIT_S)
+            has_ended.append(not thread.is_alive())
+
+    if is_new:
+        breakers.force_open()
+    else:
+        client.method("/shop.Orders/Get", settings)
+    monkeypatch.setattr(circuit, "EXECUTOR", executor.KeyedExecutor())
+    monkeypatch.setattr(executor._Thread, "start", refuse)
+    add_sink(list_on_another_thread)
+    try:
+        if is_new:
+            client.method("/shop.Orders/Get", settings)
+        else:
+            breakers.force_open()
+    finally:
+        remove_sink(list_on_another_thread)
+    assert has_ended == [True]
 
 
 @pytest.mark.usefixtures("frequent_thread_switches")
@@ -488,11 +542,11 @@ def test_a_channel_is_found_for_a_health_check_while_others_open_and_close(targe
         def check_health(self, done):
             return False
 
-    channels = [Channel() for _ in range(100)]
+    channels = [Channel() for _ in range(1000)]
     check, results = weak_check(target), []
 
     def open_and_close():
-        for _ in range(50):
+        for _ in range(20):
             for channel in channels:
                 target.add_channel(channel)
             for channel in channels:

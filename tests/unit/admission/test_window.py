@@ -2,6 +2,8 @@
 
 from collections import deque
 
+import pytest
+
 from rpcwheel.admission import window as window_module
 from rpcwheel.admission.window import CountWindow, LostTogether, TimeWindow
 
@@ -14,8 +16,8 @@ def test_an_attempt_leaves_a_window_of_calls_when_it_is_replaced():
     assert counts == [(1, 1, 1), (2, 1, 2), (3, 2, 2), (3, 1, 1), (3, 1, 0), (3, 0, 0)]
 
 
-def test_a_finalizer_may_end_an_attempt_while_another_replaces_a_failure(monkeypatch):
-    """It runs on the same thread, which has the lock."""
+def test_a_finalizer_of_users_may_end_an_attempt_while_another_replaces_a_failure(monkeypatch):
+    """It, or a signal handler, runs on the same thread, which has the lock."""
 
     finalizers = []
 
@@ -32,6 +34,27 @@ def test_a_finalizer_may_end_an_attempt_while_another_replaces_a_failure(monkeyp
         finalizers[:] = [lambda: window.record(0, False, False)]
         window.record(0, failed, False)
         assert (window.calls, window.failures) == counts
+
+
+@pytest.mark.parametrize("at_once", [1, 2], ids=["nested", "one by one"])
+def test_finalizers_of_users_may_end_attempts_while_a_failure_is_recorded(monkeypatch, at_once):
+    finalizers = []
+
+    class Interrupted(deque):
+        def append(self, attempt):
+            super().append(attempt)
+            run, finalizers[:] = finalizers[:at_once], finalizers[at_once:]
+            for finalizer in run:
+                finalizer()
+
+    monkeypatch.setattr(window_module, "deque", Interrupted)
+    window = CountWindow(1)
+    # The second one replaces the first one, and the failure that is being recorded.
+    finalizers[:] = [lambda: window.record(0, True, False), lambda: window.record(0, False, False)]
+    window.record(0, True, False)
+    assert (window.calls, window.failures) == (1, 0)
+    window.record(0, True, False)
+    assert (window.calls, window.failures) == (1, 1)
 
 
 def test_an_attempt_at_the_first_instant_of_a_slot_counts_in_it():

@@ -309,6 +309,17 @@ def test_calls_wait_for_an_explanation_for_at_most_a_second(checked):
     assert checker.is_probing_failures(checked.pool.subchannels, now_s=11.0)
 
 
+def test_each_server_is_probed_once_a_second_whichever_calls_may_use_it(checked):
+    checked.pool.set_states(p1=FAILING, p2=FAILING)
+    checked.prober.answers = [False] * 4
+    (one, two), checker = checked.pool.subchannels, checked.pool.checker
+    for now_s, subchannel in ((10.0, one), (10.1, two), (10.9, one), (11.0, one), (11.05, two)):
+        assert not checker.is_probing_failures([subchannel], now_s)
+    assert checked.prober.probes == [1, 2, 1]
+    checker.is_probing_failures([one, two], now_s=11.2)
+    assert checked.prober.probes == [1, 2, 1, 2]
+
+
 def test_the_deadline_of_a_call_ends_its_wait_for_an_explanation(checked):
     pool = checked.pool
     pool.set_states(p1=FAILING, p2=FAILING)

@@ -68,7 +68,7 @@ def test_a_removed_subchannel_is_known_until_its_connection_is_closed(pool):
     used, unused = pool.subchannel(1), pool.subchannel(2)
     used.connection = FakeConnection()
     pool.update([at(3)])
-    assert (pool.connections.leaving, pool.drained, unused.state) == ([used], [1, 2], SHUTDOWN)
+    assert (pool.connections.leaving, pool.drained, unused.state) == ([used], [1], SHUTDOWN)
     pool.connections.has_left(used)
     assert pool.connections.leaving == []
 

@@ -209,7 +209,8 @@ class Pool(RuleBasedStateMachine):
         checked = sorted(after[name].instance.port for name in newly | renewed)
         assert sorted(self.pool.checks) == [(port, 0.0) for port in checked]
         removed = [before[name] for name in before.keys() - same]
-        assert sorted(self.pool.drained) == sorted(one.instance.port for one in removed)
+        connected = (one.instance.port for one in removed if one.connection is not None)
+        assert sorted(self.pool.drained) == sorted(connected)
         self.removed += removed
         self.published = published
         self.calls = {name: self.calls[name] if name in same else Calls() for name in published}
@@ -219,7 +220,7 @@ class Pool(RuleBasedStateMachine):
             self.stale, self.changed_ns = names, self.clock.now_ns
 
     def note_removed(self, one):
-        assert one.instance.port in self.pool.drained
+        assert (one.instance.port in self.pool.drained) == (one.connection is not None)
         self.removed.append(one)
         del self.published[one.id], self.calls[one.id]
 

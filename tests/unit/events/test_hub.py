@@ -1,5 +1,6 @@
 """`emit` passes events to all sinks; exceptions of sinks do not reach the emitter."""
 
+import asyncio
 import logging
 import os
 import threading
@@ -66,6 +67,15 @@ def test_a_sink_ends_no_thread_except_the_main_one(sink_list, caplog):
     assert [record.exc_info[0] for record in caplog.records] == [SystemExit]
     with pytest.raises(SystemExit):
         sink_list.emit(EVENT)
+
+
+def test_a_sink_that_raises_cancelled_error_does_not_cancel_the_emitter(sink_list, caplog):
+    def cancel(event):
+        raise asyncio.CancelledError
+
+    sink_list.add_sink(cancel)
+    sink_list.emit(EVENT)
+    assert [record.exc_info[0] for record in caplog.records] == [asyncio.CancelledError]
 
 
 def test_an_exception_of_logging_does_not_reach_the_emitter(sink_list, monkeypatch):

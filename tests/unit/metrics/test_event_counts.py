@@ -168,23 +168,24 @@ def test_the_refused_calls_of_a_server_are_counted_also_when_it_has_ended():
     assert alive == {("sheddable", "waited"): 6.0}
 
 
-def test_a_component_that_ends_while_the_metrics_are_read_is_counted_once():
+@pytest.mark.parametrize("kind", ["failback", "publisher"])  # before and after limits
+def test_a_component_that_ends_while_the_metrics_are_read_is_counted_once(kind):
     """A value that is too high would stay, because counters do not decrease."""
     metric = next(one for one in METRICS if one.name == "rpcwheel_limit_refused")
-    limits = [ServerLimit(LimitPolicy(name="ends meanwhile"), lambda _: None, timer=None)]
+    limits = [ServerLimit(LimitPolicy(name=f"ends with {kind}"), lambda _: None, timer=None)]
     limits[0].limiter.refused[Criticality.SHEDDABLE, RefusalReason.WAITED] = 3
 
     class EndsIt:
-        def status(self):  # publishers are read after limits
+        def status(self):
             limits.clear()
             gc.collect()
 
     start_counting()
     last = EndsIt()
-    components.add("publisher", last)
+    components.add(kind, last)
     for _ in range(2):
         counts = dict(read())[metric]
-        assert counts["ends meanwhile", "sheddable", "waited"] == 3.0
+        assert counts[f"ends with {kind}", "sheddable", "waited"] == 3.0
     assert limits == []
 
 

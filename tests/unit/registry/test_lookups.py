@@ -139,3 +139,16 @@ def test_an_empty_last_snapshot_of_a_watch_replaces_an_earlier_answer(driver, ba
     driver.queue.remember(Snapshot(SERVICE))
     assert ports(driver.queue.last(SERVICE)) == []
     assert driver.look_up().revision == 1
+
+
+@pytest.mark.parametrize("known", [(), (2, 3)])
+def test_the_last_snapshot_of_a_watch_replaces_no_later_answer(driver, backend, known):
+    backend.publish(some(1))
+    driver.now_s = 10
+    driver.look_up()
+    driver.now_s = 12
+    driver.queue.remember(Snapshot(SERVICE, tuple(some(*known)), age_s=2.5))
+    last = driver.queue.last(SERVICE)
+    assert (ports(last), last.age_s) == ([1], 2.0)
+    driver.queue.remember(Snapshot(SERVICE, tuple(some(*known)), age_s=2.0))
+    assert ports(driver.queue.last(SERVICE)) == list(known)

@@ -1,10 +1,7 @@
 """One timeout for the next thing that a component has to do."""
 
-import threading
-
 import pytest
 
-from fixtures.timers import cannot_start
 from fixtures.waiting import wait_until
 from rpcwheel.durations import NEVER
 from rpcwheel.errors import TimerStopped, TooManyTimeouts
@@ -17,15 +14,6 @@ SECOND = 1_000_000_000
 @pytest.fixture
 def rung():
     return []
-
-
-class NoThread:
-    """A thread of a system that has no more."""
-
-    def __init__(self, **options):
-        pass
-
-    start = cannot_start
 
 
 def made(timer, rung):
@@ -80,19 +68,3 @@ def test_a_timeout_that_a_full_timer_refuses_waits_in_the_shared_timer(rung, eve
         alarm.wake(alarm.now_ns() + 1)
         assert wait_until(lambda: "rang" in rung)
     assert wait_until(lambda: [type(one.error) for one in events] == [TooManyTimeouts])
-
-
-def test_a_timeout_is_added_later_if_the_timer_has_no_thread(rung, events, monkeypatch, set_limit):
-    set_limit("registry.one_shot_timer.RETRY_S", 0.01)
-    with WheelTimer() as own:
-        alarm = OneShotTimer(own, lambda: rung.append("rang"), "memory://", "renew")
-        with monkeypatch.context() as refused:
-            refused.setattr(threading, "Thread", NoThread)  # those of workers are of another class
-            alarm.wake(alarm.now_ns() + SECOND)
-            alarm.clear()
-            alarm.wake(alarm.now_ns() + 1)
-            assert wait_until(lambda: len(events) > 2)
-        assert wait_until(lambda: rung == ["rang"])
-    assert {(one.request, str(one.error)) for one in events} == {
-        ("renew", "can't start new thread")
-    }

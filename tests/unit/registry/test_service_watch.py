@@ -165,7 +165,8 @@ def test_close_ends_a_wait_without_limit(watch, timeout_s):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_wait_ends_in_a_forked_child_which_gets_no_updates(watch):
-    assert holds_in_child(lambda: watch.wait() is None)
+    assert not watch.closed
+    assert holds_in_child(lambda: watch.wait() is None and watch.closed)
 
 
 def test_after_close_updates_are_ignored_and_the_snapshot_can_be_read(watch):

@@ -131,7 +131,7 @@ def test_parameters_of_dubbo_are_fields_of_the_instance(url, fields):
         ("tri://10.0.0.1/x", "'10.0.0.1' is no host and port"),
         ("tri://0.0.0.0:1/x", "an address to listen on"),
         ("junk", "its protocol is 'junk'"),
-        (f"tri://10.0.0.1:1/x?rpcwheel.extra={'[' * 10**5}", "recursion"),
+        (f"tri://10.0.0.1:1/x?rpcwheel.extra={'[' * 10**5}", "(recursion|overflow)"),
     ],
 )
 def test_a_url_that_cannot_be_called_is_refused_with_the_reason(url, reason):
