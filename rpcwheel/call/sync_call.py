@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -587,6 +588,8 @@ def _begin_plain(call: ClientCall) -> AnyCall:
         watch.cancel()
         raise
     run_at_end(attempt, watch.cancel)
+    if is_single_threaded(attempt):  # it reports no end if it is dropped
+        weakref.finalize(attempt, watch.cancel).atexit = False
     return attempt
 
 

@@ -288,9 +288,10 @@ def _start_task(
 def _on_task_done(attempt: Attempt, task: asyncio.Task[None]) -> None:
     """Lose the call if its task was canceled, as by `asyncio.run` at its end.
 
-    The task may not have begun: then nothing in its coroutine has run.
+    The task may not have begun: then nothing in its coroutine has run. Or its attempt has ended, if
+    the function has canceled its own task and raised another error.
     """
-    if task.cancelled():
+    if task.cancelled() and attempt.call.attempt is attempt:
         attempt.lost("its retry was cancelled")
 
 

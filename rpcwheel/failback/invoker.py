@@ -10,7 +10,7 @@ from rpcwheel.errors import ConfigurationError, public_name, safe_repr
 
 from .journaled import JournalStore
 from .queue import FailbackQueue
-from .queued_call import label_of
+from .queued_call import definition_of, label_of
 from .routes import CallRoute
 from .stored_functions import FunctionCodec
 
@@ -27,12 +27,18 @@ if TYPE_CHECKING:
 
     Starter: TypeAlias = Callable[[Attempt], None]
 
-_REGISTERED: Final[weakref.WeakSet[InvokerBase]] = weakref.WeakSet()
+_REGISTERED: Final[weakref.WeakValueDictionary[int, InvokerBase]] = weakref.WeakValueDictionary()
+"""By the id. No `WeakSet`: it cannot be iterated while another thread adds to it."""
 
 
 def registered_functions() -> list[InvokerBase]:
     """List the invokers of the functions that are decorated by `with_failback(journal=...)`."""
-    return sorted(_REGISTERED, key=repr)
+    return sorted(_registered(), key=repr)
+
+
+def _registered() -> list[InvokerBase]:
+    invokers = (reference() for reference in _REGISTERED.valuerefs())
+    return [invoker for invoker in invokers if invoker is not None]
 
 
 def queues_for(action: str, invokers: Iterable[InvokerBase]) -> list[FailbackQueue]:
@@ -84,28 +90,30 @@ class InvokerBase:
         """Store failed calls of this function, under the name of the queue.
 
         Raises:
-            ConfigurationError: An argument cannot be stored, `order_key` names none, or another
-                function with this journal has the name.
+            ConfigurationError: An argument cannot be stored, `order_key` names none, or a function
+                of another qualified name has this journal and name.
         """
         codec = FunctionCodec(function, self._queue.name)
         codec.check_order_key(self._queue.policy.order_key)
         self._refuse_same_name(function)
         self._journal.codec = codec
-        _REGISTERED.add(self)
+        _REGISTERED[id(self)] = self
 
     def _refuse_same_name(self, function: Callable[..., Any]) -> None:
         """Check that no other function has the name, under which its calls are stored.
 
-        It may be the same function, which was defined again, as by a reload of its module.
+        It may be the same function, which was defined again: by a reload of its module, or as the
+        module was imported under a second name, such as `__main__`.
         """
         name, url = self._queue.name, self._journal.journal.url
-        for invoker in registered_functions():
+        for invoker in _registered():
             queue, store = invoker._queue, invoker._journal  # noqa: SLF001 - of this class
-            is_same_queue = queue.name == name and store.journal.url.location == url.location
+            is_same_queue = queue.name == name and store.journal.url.is_same_location(url)
             if invoker is self or queue.calls.closed or not is_same_queue or store.codec is None:
                 continue
             label, other = label_of(function), label_of(store.codec.function)
-            if label != other:
+            is_same = definition_of(function) == definition_of(store.codec.function)
+            if label != other and not is_same:
                 raise ConfigurationError(
                     f"{label} and {other} have the name {name!r} and the journal {url}: give each "
                     "its own, with_failback(name=...), because calls are stored under it"

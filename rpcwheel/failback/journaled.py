@@ -408,8 +408,10 @@ class JournalStore(Store):
             return
         self.journal.counts.count_if_due()
         queue.end_lost_attempts()
-        with contextlib.suppress(JournalError):  # is reported, and the next look tries again
+        try:
             if not self.lease.keep(is_used=bool(self._leased())):
+                if self.poller.has_ended:  # closed meanwhile
+                    return
                 self._end_lease()
             if self._calls.closed:  # `close` waits for attempts, which must keep the lease
                 return
@@ -425,6 +427,9 @@ class JournalStore(Store):
             if not all(is_covered):  # they have had places of calls that can be delivered
                 self.poller.request()
             self._check_flushed()
+        except JournalError:  # is reported, and the next look tries again
+            if self._timeouts.stopped:  # no look may follow
+                self._cancel_flushes()
 
     def _take(self, queue: PacedQueue, within_s: float) -> list[StoredCall]:
         now_ns = self.journal.now_ns()
@@ -437,6 +442,8 @@ class JournalStore(Store):
                 routes.append(Route(self._name, name, room))
         if self.due_by_ns is not None:
             within_s = min(within_s, to_seconds(self.due_by_ns - now_ns))
+        if self._timeouts.stopped:  # no attempt can begin later
+            within_s = min(within_s, 0.0)
         self.found_none = not targets
         if not routes:
             return []
@@ -570,7 +577,10 @@ class JournalStore(Store):
         self.poller.request_after(delay_ns)
 
     def give_back(self, call: QueuedCall) -> bool:
-        """Return a call to the journal, as it was taken, unless its lease has ended."""
+        """Return a call to the journal, unless its lease has ended.
+
+        It waits there for as long as was left when it was taken. Its attempts since then count.
+        """
         if call.stored is not None and self.lease.is_valid_for(call):
             self.journal.report(call.worker, _put_back(call.stored, call.attempts))
         return True
@@ -664,15 +674,22 @@ class JournalStore(Store):
             if not self._flush_waiters or len(self._calls):
                 return
         is_left = self._has_calls_to_deliver()
-        if is_left and not (self.found_none and self._timeouts.stopped):
+        if is_left and self.found_none and self._timeouts.stopped:
+            self._cancel_flushes()
+        if is_left:
             return
         with self._calls.lock:
             waiters, self._flush_waiters = self._flush_waiters, []
         for waiter in waiters:
-            if is_left:
-                waiter.cancel()
-            elif waiter.set_running_or_notify_cancel():
+            if waiter.set_running_or_notify_cancel():
                 waiter.set_result(None)
+
+    def _cancel_flushes(self) -> None:
+        """End the waits of `flush`, though calls may be left."""
+        with self._calls.lock:
+            waiters, self._flush_waiters = self._flush_waiters, []
+        for waiter in waiters:
+            waiter.cancel()
 
     def _has_calls_to_deliver(self) -> bool:
         """Whether the journal has calls that this process delivers. Blocks."""
@@ -688,9 +705,7 @@ class JournalStore(Store):
         with self._calls.lock:
             if not self.poller.end():
                 return
-            flushes, self._flush_waiters = self._flush_waiters, []
-        for future in flushes:
-            future.cancel()
+        self._cancel_flushes()
         self._ending.detach()
         if not (at_exit and self.journal.outage.is_failing):  # each request might take seconds
             self.journal.release(self.lease.worker)

@@ -375,7 +375,8 @@ class FailbackQueue:
         with self.calls.lock:
             if self.calls.closed:
                 call.leave()
-                return  # the store gives it back when it is closed
+                self.store.give_back(call)
+                return
             self.calls.add(call)
             if call.give_up is not None:
                 call.state = QueuedCallState.RUNNING

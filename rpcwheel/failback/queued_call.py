@@ -11,6 +11,7 @@ No `repr` here contains arguments: they may hold secrets.
 from __future__ import annotations
 
 import enum
+import inspect
 import math
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
@@ -256,6 +257,15 @@ def label_of(function: Callable[..., Any]) -> str:
     kind = type(function)
     name = getattr(function, "__qualname__", None) or kind.__qualname__
     return f"{getattr(function, '__module__', None) or kind.__module__}.{name}"
+
+
+def definition_of(function: Callable[..., Any]) -> tuple[str, object]:
+    """Return the file and the qualified name of a function; of another callable, its identity."""
+    while isinstance(function, partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    return ("", id(function)) if code is None else (code.co_filename, function.__qualname__)
 
 
 def _obstacle(place: object, arg: object) -> str | None:

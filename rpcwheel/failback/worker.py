@@ -248,6 +248,7 @@ class JournalWorker:
                 self._look(self._journal)
                 thread.start()
             except BaseException:  # such as Ctrl-C, or no thread can be started
+                self._stop.set()
                 self._end(0.0)
                 raise
             self._thread = thread
@@ -317,8 +318,12 @@ class JournalWorker:
         self._stop.set()
         with self._starting:
             thread = self._thread
-            if thread is not None and thread is not threading.current_thread():
-                thread.join(STOP_TIMEOUT_S)
+            try:
+                if thread is not None and thread is not threading.current_thread():
+                    thread.join(STOP_TIMEOUT_S)
+            except BaseException:  # such as Ctrl-C
+                self._end(0.0)
+                raise
             self._end(grace)
 
     def _end(self, grace: Duration) -> None:
@@ -363,7 +368,7 @@ class JournalWorker:
             queue, store = _queue_of(invoker)
             if not self._settings.select(queue.name, ""):
                 continue
-            if store.journal.url.location != self._checked_backend.url.location:
+            if not store.journal.url.is_same_location(self._checked_backend.url):
                 reason = f"the journal of the function is {store.journal.url.location}"
                 with self._lock:
                     self._places[queue.name, ""] = _Place(math.inf, skipped=reason)
@@ -437,6 +442,10 @@ class JournalWorker:
             channel = channel or self._settings.connect(target)
         except Exception as error:  # noqa: BLE001 - user code, and targets of any program
             return f"there is no channel to it: {error}"
+        except BaseException as error:
+            if threading.current_thread() is not self._thread:  # in `start`, such as Ctrl-C
+                raise
+            return f"there is no channel to it: {error!r}"
         invoker: InvokerBase | None = None
         with self._lock:
             if not self._closed:
@@ -568,7 +577,7 @@ def _run(worker_ref: weakref.ref[JournalWorker], stop: threading.Event, interval
             return
         try:
             worker.look()
-        except BaseException as error:  # noqa: BLE001 - such as SystemExit of a user's `connect`
+        except BaseException as error:  # noqa: BLE001 - the worker must go on
             emit(TaskFailed(timer=THREAD_NAME, task=callable_name(worker.look), error=error))
         del worker
 

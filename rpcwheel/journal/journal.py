@@ -186,7 +186,7 @@ class Journal:
 
     def _append_one(self, call: NewCall, limit: int) -> int:
         """Store a call. The caller has the lock."""
-        self._refresh_counts(call.queue, limit)
+        self.counts.refresh(call.queue, limit)
         if self.counts.of(call.queue) >= limit:
             raise self._full(call, limit)
         try:
@@ -219,7 +219,7 @@ class Journal:
         size = 0
         if self._appends:
             call, limit, _ = self._appends[0]
-            self._refresh_counts(call.queue, limit)
+            self.counts.refresh(call.queue, limit)
         while self._appends and len(batch) < MAX_BATCH and size < PAGE_BYTES:
             call, limit, future = self._appends.popleft()
             if not future.set_running_or_notify_cancel():
@@ -251,14 +251,6 @@ class Journal:
         for (call, future), number in zip(batch, ids, strict=True):
             self.counts.added(call.queue)
             future.set_result(number)
-
-    def _refresh_counts(self, queue: str, limit: int) -> None:
-        """Count the calls of other processes, unless that may wait for a request of `beside`.
-
-        It may be long, and those that need the lock must not wait for it.
-        """
-        if not self._beside:
-            self.counts.refresh(queue, limit)
 
     def _full(self, call: NewCall, limit: int) -> JournalFull:
         return JournalFull(f"{self.url} has max_pending ({limit}) calls of {call.queue!r}")

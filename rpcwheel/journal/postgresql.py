@@ -43,7 +43,7 @@ from rpcwheel.errors import (
 
 from .backend import LostTakes, storable, stored_call
 from .sql import COLUMNS, Dialect, NewRow, SqlJournal, Update, where
-from .url import PLACES
+from .url import LOCATION_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -245,9 +245,10 @@ _inherited: Final[list[object]] = []
 
 
 class PostgresqlJournal(SqlJournal):
-    """A journal in a schema of a PostgreSQL database. Thread-safe; has two connections.
+    """A journal in a schema of a PostgreSQL database. Thread-safe; has three connections.
 
-    One is for workers, the other for requests that may read the whole table.
+    One is for workers, one for counts, and one for other requests that may read the whole table. A
+    call is stored after a count, which must not wait for a request that takes long.
     """
 
     _dialect = DIALECT
@@ -260,7 +261,7 @@ class PostgresqlJournal(SqlJournal):
         """
         super().__init__(url)
         options = dict(url.options)
-        schema = options.pop("schema", PLACES["schema"])
+        schema = options.pop("schema", LOCATION_OPTIONS["schema"])
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", schema):
             raise ConfigurationError(
                 f"{url}: schema must be a name of letters, digits and underscores, not {schema!r}"
@@ -290,6 +291,7 @@ class PostgresqlJournal(SqlJournal):
         self._lock_class = zlib.crc32(f"rpcwheel.{schema}".encode()) - (1 << 31)
         self._lost = LostTakes()
         self._worker = _PostgresqlConnection(lambda: self._connect(TIMEOUT_S))
+        self._counter = _PostgresqlConnection(lambda: self._connect(SCAN_TIMEOUT_S))
         self._scanner = _PostgresqlConnection(lambda: self._connect(SCAN_TIMEOUT_S))
 
     # --- Calls ---
@@ -375,6 +377,10 @@ class PostgresqlJournal(SqlJournal):
         with self._use(self._scanner) as db:
             return [(queue, target) for queue, target in self._rows(db, ROUTES)]
 
+    def _count(self, text: str) -> list[Any]:
+        with self._use(self._counter) as db:
+            return self._rows(db, text)
+
     def _scan(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
         with self._use(self._scanner) as db:
             return self._rows(db, text, parameters)
@@ -404,9 +410,10 @@ class PostgresqlJournal(SqlJournal):
         return int(sum(row[3] for row in rows))
 
     def close(self) -> None:
-        """Close both connections."""
+        """Close the connections."""
         self._closed = True
         self._scanner.close()
+        self._counter.close()
         self._worker.close()
 
     # --- Workers whose lease has ended, and order keys ---

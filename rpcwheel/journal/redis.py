@@ -65,7 +65,7 @@ from .backend import (
     stored_call,
 )
 from .redis_scripts import APPEND, COUNT, FREE_LOST, RELEASE, RENEW, REPORT, SCAN, TAKE
-from .url import PLACES
+from .url import LOCATION_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -107,7 +107,7 @@ class RedisJournal(JournalBackend):
         """
         self._options = _options_of(url)
         self.url = url
-        self._prefix = url.options.get("namespace", PLACES["namespace"]) + ":"
+        self._prefix = url.options.get("namespace", LOCATION_OPTIONS["namespace"]) + ":"
         if self._prefix == ":":
             raise ConfigurationError(f"{url}: namespace must not be empty")
         self._closed = False
@@ -382,7 +382,7 @@ def _options_of(url: JournalUrl) -> dict[str, Any]:
         )
     return redis_options(
         url,
-        url.options.get("db", PLACES["db"]),
+        url.options.get("db", LOCATION_OPTIONS["db"]),
         TIMEOUT_S,
         Tls.from_options(url, url.options if is_tls else None),
         host=host,

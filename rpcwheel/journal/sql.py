@@ -141,7 +141,7 @@ class SqlJournal(JournalBackend):
         )
         counts: dict[tuple[str, str], list[int]] = {}
         ages: dict[tuple[str, str], int] = {}
-        for queue, target, state, number, age_ms in self._scan(count):
+        for queue, target, state, number, age_ms in self._count(count):
             place = queue, target
             counts.setdefault(place, [0, 0, 0, 0])[state] += number
             if state != CallState.DEAD:
@@ -158,6 +158,10 @@ class SqlJournal(JournalBackend):
             WHERE id > {mark} AND {condition} ORDER BY id LIMIT {mark}"""
         rows = self._scan(text, (after, *parameters, limit))
         return [stored_call(row[:-1], row[-1]) for row in rows]
+
+    def _count(self, text: str) -> list[Any]:
+        """Return the rows of the statement that counts the calls."""
+        return self._scan(text)
 
     @abstractmethod
     def _scan(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:

@@ -33,7 +33,7 @@ BACKENDS: Final = {
 }
 """By scheme: the module, the class, and the extra that it needs."""
 
-PLACES: Final = {
+LOCATION_OPTIONS: Final = {
     "schema": "rpcwheel",
     "namespace": "rpcwheel-journal",
     "db": "0",
@@ -75,11 +75,27 @@ class JournalUrl:
 
     @property
     def location(self) -> str:
-        """Where the calls are: the URL without the password, and with the options that say so."""
-        pairs = ((name, self.options.get(name, default)) for name, default in PLACES.items())
-        options = urlencode([pair for pair in pairs if pair[1] != PLACES[pair[0]]])
+        """Where the calls are, for messages: without the password, with the options that say so."""
+        pairs = (
+            (name, self.options.get(name, default)) for name, default in LOCATION_OPTIONS.items()
+        )
+        options = urlencode([pair for pair in pairs if pair[1] != LOCATION_OPTIONS[pair[0]]])
         shown = str(self).replace("postgres://", "postgresql://", 1)
         return f"{shown}?{options}" if options else shown
+
+    def is_same_location(self, other: JournalUrl) -> bool:
+        """Whether the calls of both URLs are in one journal, whatever their users and passwords."""
+        return self._identity == other._identity
+
+    @property
+    def _identity(self) -> tuple[object, ...]:
+        """What says where the calls are. Not for messages: a malformed URL has its password in it.
+
+        `location` does not tell two URLs apart that have an "@" in an option.
+        """
+        options = [self.options.get(name, default) for name, default in LOCATION_OPTIONS.items()]
+        scheme = "postgresql" if self.scheme == "postgres" else self.scheme
+        return scheme, self.parts.netloc.rpartition("@")[2], self.parts.path, options
 
     def check_options(self, *own: str) -> None:
         """Check that there are no options but `lease`, `timeout` and `own`.

@@ -1,6 +1,7 @@
 """Calls that a server refuses before their handlers go to another server."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -173,7 +174,8 @@ def test_least_request_spares_a_server_whose_calls_fail_at_once(
         assert wait_until(lambda: sum(counts(shops)) == len(calls))
     before = len(broken.calls)
     for _ in range(60):
-        world.call(channel).code()
+        with suppress(grpc.RpcError):
+            blocking(world, channel)  # a future may end before its failure is counted
     # Until two have failed, that server has the fewest calls. (The time stands still.)
     assert len(broken.calls) - before <= 5
     for seen in working.calls[:2]:

@@ -103,6 +103,25 @@ async def test_an_attempt_whose_task_is_canceled_loses_the_call(aio_invoker, tim
     assert events[-1].reason == "its retry was cancelled"
 
 
+async def test_an_attempt_that_fails_and_cancels_its_own_task_is_repeated(aio_invoker, timer):
+    failback, function = aio_invoker(), FlakyCoroutine(ConnectionError())
+
+    async def push():
+        await function()
+        if len(function.calls) == 2:
+            asyncio.current_task().cancel()
+            raise ConnectionError
+
+    await failback.invoke(push)
+    timer.advance(5)
+    await aio_wait_until(lambda: len(function.calls) == 2)
+    await asyncio.gather(*function.tasks[1:], return_exceptions=True)
+    assert failback.pending == 1
+    timer.advance(60)
+    await aio_wait_until(lambda: failback.pending == 0)
+    assert len(function.calls) == 3
+
+
 async def test_an_attempt_whose_task_is_canceled_before_it_begins_loses_the_call(
     aio_invoker, timer, events
 ):

@@ -1,8 +1,10 @@
 """Functions whose failed calls are in a journal, blocking and coroutine functions."""
 
 import json
+import runpy
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from functools import wraps
 
 import pytest
 from pydantic import BaseModel
@@ -10,6 +12,7 @@ from pydantic import BaseModel
 from fixtures.failback_queues import in_world
 from fixtures.journals import store, stored, wait_for_dead, wait_for_none
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import FailbackQueued
 from rpcwheel.failback import (
     FailbackInvoker,
@@ -238,6 +241,46 @@ def test_a_call_that_is_enqueued_is_delivered(journaled, url):
     assert failback.enqueue(ConnectionError(), push, 7) == "queued"
     wait_for_none(url)
     assert flaky.calls == [(7,)]
+
+
+def test_a_module_may_be_loaded_under_two_names(url, tmp_path):
+    module = tmp_path / "tasks.py"
+    module.write_text(
+        f"""from functools import wraps
+from rpcwheel.failback import with_failback
+
+def traced(function):
+    return wraps(function)(lambda: function())
+
+@with_failback(retry_on=OSError, journal={url!r}, name="push")
+@traced
+def push():
+    pass
+"""
+    )
+    functions = [
+        runpy.run_path(str(module), run_name=name)["push"] for name in ("__main__", "tasks")
+    ]
+    for function in functions:
+        function.failback.close(0)
+
+
+def test_functions_of_two_modules_with_one_wrapper_need_two_names(journaled, tmp_path):
+    def traced(function):
+        @wraps(function)
+        def run():
+            return function()
+
+        return run
+
+    functions = []
+    for name in ("orders", "mails"):
+        module = tmp_path / f"{name}.py"
+        module.write_text("def push():\n    pass\n")
+        functions.append(traced(runpy.run_path(str(module), run_name=name)["push"]))
+    journaled(functions[0])
+    with pytest.raises(ConfigurationError, match="have the name 'push'"):
+        journaled(functions[1])
 
 
 def test_only_the_registered_function_can_be_stored(url):

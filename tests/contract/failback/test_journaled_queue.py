@@ -31,7 +31,7 @@ from rpcwheel.failback import FailbackInvoker
 from rpcwheel.failback.stored import StoredFunction
 from rpcwheel.journal.backend import CallState, Route
 from rpcwheel.telemetry import components
-from rpcwheel.timer import ManualTimer
+from rpcwheel.timer import ManualTimer, WheelTimer
 
 pytestmark = only_sync
 
@@ -422,6 +422,30 @@ def test_flush_does_not_wait_for_an_attempt_that_a_stopped_timer_will_not_begin(
     assert [call.attempts for call in stored(url)] == [2]
     assert client.queues.flush() is True
     assert stored(url) == []
+
+
+def test_flush_does_not_wait_for_a_call_that_is_due_soon_if_the_timer_was_stopped(
+    shop, push, client, policy, new_queues
+):
+    timer = WheelTimer()  # calls are taken 2 s before they are due
+    channel = client(policy(backoff=1.0), queues=new_queues(timer))
+    shop.then(*["UNAVAILABLE"] * 100)
+    push(channel)
+    timer.stop()
+    assert client.queues.flush() is False
+
+
+@pytest.mark.parametrize("request_name", ["take", "select"])
+def test_flush_ends_if_the_timer_was_stopped_and_the_journal_fails(
+    request_name, shop, push, client, new_queues, script
+):
+    timer = ManualTimer()
+    channel = client(queues=new_queues(timer))
+    shop.then("UNAVAILABLE")
+    push(channel)
+    timer.stop()
+    script[request_name] = JournalUnavailable("locked")
+    assert client.queues.flush() is False
 
 
 @pytest.mark.usefixtures("script")

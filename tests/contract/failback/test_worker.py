@@ -475,9 +475,12 @@ class Interrupted(BaseException):
     """What Ctrl-C raises, for example."""
 
 
-def test_a_close_that_is_interrupted_ends_all_the_same(url, backend, shop):
-    journals = components.of_kind("journal")
+def journals_at(url):
+    """The open journals of this process with the URL."""
+    return [journal for journal in components.of_kind("journal") if journal.url.text == url]
 
+
+def test_a_close_that_is_interrupted_ends_all_the_same(url, backend, shop):
     def connect(target):
         channel = grpc.insecure_channel(target)
         close = channel.close
@@ -491,34 +494,52 @@ def test_a_close_that_is_interrupted_ends_all_the_same(url, backend, shop):
 
     worker = JournalWorker(url, connect=connect)
     worker.start()
+    assert len(journals_at(url)) == 1
     backend.append([stored_rpc(shop.target)])
     wait_empty(backend)
     with pytest.raises(Interrupted):
         worker.close()
     assert worker.wait(0)
-    assert components.of_kind("journal") == journals
+    assert journals_at(url) == []
 
 
-def test_the_worker_goes_on_after_an_error_of_connect_that_is_no_exception(
-    url, backend, shop, rpcwheel_events
+def test_the_worker_goes_on_after_an_error_of_a_look_that_is_no_exception(
+    url, backend, shop, script, rpcwheel_events
 ):
-    errors = [SystemExit(3)]
+    def fail():
+        del script["routes"]
+        raise Interrupted
 
-    def connect(target):
-        if errors:
-            raise errors.pop()
-        return grpc.insecure_channel(target)
-
-    with JournalWorker(url, connect=connect):
+    with JournalWorker(url):
+        script["routes"] = fail
         backend.append([stored_rpc(shop.target)])
         wait_empty(backend)
     (failed,) = rpcwheel_events.of(TaskFailed)
-    assert isinstance(failed.error, SystemExit)
+    assert isinstance(failed.error, Interrupted)
+
+
+def test_once_skips_a_target_for_which_connect_raises_an_error_that_is_no_exception(
+    url, backend, shop
+):
+    hang = Hang()
+    shop.then(hang)
+    backend.append([stored_rpc(shop.target)])
+
+    def connect(target):
+        if target == "nowhere":
+            raise SystemExit(3)
+        return grpc.insecure_channel(target)
+
+    with JournalWorker(url, connect=connect, once=True) as worker:
+        assert hang.begun.wait(WAIT_S)
+        backend.append([stored_rpc("nowhere")])
+        skipped = {("audit", "nowhere"): "there is no channel to it: SystemExit(3)"}
+        wait_until(lambda: worker.skipped == skipped)
+        shop.calls[0].ended.set()
+        assert worker.wait(WAIT_S)
 
 
 def test_a_start_that_is_interrupted_leaves_nothing_open(url, backend, shop):
-    journals = components.of_kind("journal")
-
     def connect(target):
         raise Interrupted
 
@@ -526,7 +547,7 @@ def test_a_start_that_is_interrupted_leaves_nothing_open(url, backend, shop):
     worker = JournalWorker(url, connect=connect)
     with pytest.raises(Interrupted):
         worker.start()
-    assert components.of_kind("journal") == journals
+    assert journals_at(url) == []
     with pytest.raises(RuntimeError, match="was closed"):
         worker.start()
     worker.close()

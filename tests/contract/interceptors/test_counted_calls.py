@@ -265,13 +265,15 @@ def test_a_generator_of_an_inner_interceptor_is_passed_on_and_reported_once(
 
 
 @each_policy
-def test_a_single_threaded_stream(shop, call_counts, policy):
+def test_a_single_threaded_stream(shop, call_counts, timer, policy):
     option = (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1)
     slow = {"timeout": DeadlinePolicy(timeout=WAIT_S, slow_call_threshold=WAIT_S / 2)}
     with grpc.insecure_channel(shop.target, options=[option]) as bare:
-        method = intercept_channel(bare, CallPolicy(**policy | slow)).unary_stream(UNARY_STREAM)
+        channel = intercept_channel(bare, CallPolicy(**policy | slow), timer=timer)
+        method = channel.unary_stream(UNARY_STREAM)
         codes = read_fail_and_drop(shop, method)
         check(call_counts, "unary_stream", codes)
+        assert timer.pending == 0  # no call is watched any more
         stream = method(b"ab")
         with pytest.raises(grpc.experimental.UsageError):
             stream.code()

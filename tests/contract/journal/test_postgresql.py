@@ -145,7 +145,7 @@ def test_a_request_that_waits_for_locks_ends(journal, postgresql, schema, impati
     assert bodies_of(journal.select(Filter())) == [1, 3]
 
 
-def test_requests_of_operators_do_not_delay_those_of_workers(journal, postgresql, schema):
+def test_requests_of_operators_delay_no_workers_and_no_counts(journal, postgresql, schema):
     journal.append([new_call(1), new_call(2)])
     with psycopg.connect(postgresql.journal_url()) as other:
         other.execute(f"SELECT 1 FROM {schema}.call WHERE id = 1 FOR UPDATE")
@@ -154,6 +154,7 @@ def test_requests_of_operators_do_not_delay_those_of_workers(journal, postgresql
         wait_until(lambda: other.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchall())
         journal.append([new_call(3)])
         assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [2, 3]
+        assert [(depth.waiting, depth.taken) for depth in journal.depths()] == [(1, 2)]
         assert deleting.is_alive()
         other.rollback()
         deleting.join()

@@ -98,6 +98,24 @@ def test_the_location_of_a_url_says_where_its_calls_are(url, location):
     assert parse_journal_url(url).location == location
 
 
+@pytest.mark.parametrize(
+    ("url", "other", "is_same"),
+    [
+        ("sqlite:///x.db?lease=3&durability=power", "sqlite:///x.db", True),
+        ("sqlite:///x.db", "sqlite:///y.db", False),
+        ("postgres://u:p@h/db?timeout=2&sslmode=require", "postgresql://other:q@h/db", True),
+        ("postgresql://h/db?schema=rpcwheel", "postgresql://h/db", True),
+        ("postgresql://h/db?schema=s", "postgresql://h/db", False),
+        ("postgresql://h/db?user=a@b", "postgresql://h/other?user=a@b", False),
+        ("redis://h:1?db=0", "redis://h:1", True),
+        ("redis://h:1?db=2", "redis://h:2?db=2", False),
+        ("redis://h:1", "rediss://h:1", False),
+    ],
+)
+def test_urls_have_the_same_place_whatever_says_how_calls_are_read_and_stored(url, other, is_same):
+    assert parse_journal_url(url).is_same_location(parse_journal_url(other)) is is_same
+
+
 def test_a_redis_url_has_decoded_credentials(monkeypatch):
     monkeypatch.setattr(redis, "Redis", client := Mock())
     open_journal_backend("redis://us%2Fer:a%26b@h:1?db=3&namespace=x")

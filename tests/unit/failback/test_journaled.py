@@ -1,9 +1,13 @@
 """What a queue with a journal keeps in the memory."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import pytest
 
+from fixtures.journals import store, stored
+from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.failback.queued_call import QueuedCall, SavedCall
 from rpcwheel.failback.routes import CallRoute
@@ -13,9 +17,13 @@ from rpcwheel.rpc import Kind
 
 
 @pytest.fixture
-def invoker(tmp_path):
-    journal = f"sqlite://{tmp_path}/calls.db"
-    policy = FailbackPolicy(retry_on=ConnectionError, journal=journal, name="push")
+def url(tmp_path):
+    return f"sqlite://{tmp_path}/calls.db"
+
+
+@pytest.fixture
+def invoker(url):
+    policy = FailbackPolicy(retry_on=ConnectionError, journal=url, name="push")
     with FailbackInvoker(policy) as invoker:
         yield invoker
 
@@ -31,6 +39,43 @@ def test_the_name_of_an_ended_lease_is_forgotten(invoker):
     store = invoker._queue.store
     store._end_lease()
     assert [*store.journal._workers] == [store.lease.worker]
+
+
+def test_a_look_during_which_the_queue_is_closed_begins_no_lease(invoker, monkeypatch):
+    store = invoker._queue.store
+
+    def keep(*, is_used):
+        invoker.close(0)
+        return False
+
+    monkeypatch.setattr(store.lease, "keep", keep)
+    store.poller.look()
+    assert [*store.journal._workers] == []
+
+
+def test_a_call_that_is_taken_while_close_begins_is_given_back_at_once(invoker, url):
+    begun, go_on, closings = threading.Event(), threading.Event(), []
+
+    def attempt():
+        begun.set()
+        assert go_on.wait(WAIT_S)
+
+    def make(stored, body):
+        if begun.is_set():
+            closings.append(pool.submit(invoker.close, WAIT_S))
+            wait_until(lambda: invoker._queue.calls.closed)
+        return attempt, (), {}
+
+    with ThreadPoolExecutor() as pool:
+        store(url, queue="push", target="shop")
+        invoker.add_route("shop", make)
+        assert begun.wait(WAIT_S)
+        store(url, queue="push", target="shop")
+        invoker._queue.store.poller.request()
+        wait_until(lambda: closings and stored(url, CallState.READY))
+        assert not closings[0].done()
+        go_on.set()
+        assert closings[0].result(WAIT_S) == []
 
 
 def test_a_target_whose_channels_are_closed_is_forgotten(invoker):

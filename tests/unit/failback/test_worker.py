@@ -1,18 +1,27 @@
-"""When a worker with `once` ends, and what a stored call is sent with."""
+"""When a worker ends, and what a stored call is sent with."""
+
+import threading
+from contextlib import closing
 
 import grpc
 import pytest
 
+from fixtures.waiting import WAIT_S
 from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
-from rpcwheel.failback import FailbackStats
+from rpcwheel.failback import FailbackStats, JournalWorker
 from rpcwheel.failback.stored import StoredRpc
 from rpcwheel.failback.stored_calls import StoredCalls
-from rpcwheel.failback.worker import _has_nothing_due
+from rpcwheel.failback.worker import THREAD_NAME, _has_nothing_due
+from rpcwheel.journal import open_journal_backend
 from rpcwheel.journal.backend import CallState, StoredCall
 from rpcwheel.rpc import Kind
 
 EMPTY, HOLDS_ONE = FailbackStats(), FailbackStats(queued_total=1, pending=1)
 DELIVERED_ONE = FailbackStats(queued_total=1, attempts=1, redelivered=1)
+
+
+class Interrupted(BaseException):
+    """What Ctrl-C raises, for example."""
 
 
 class Queue:
@@ -48,6 +57,53 @@ class Queue:
 def test_nothing_is_due_if_a_look_finds_none_and_nothing_changes(before, after, found_none, ended):
     queue = Queue(before, after, found_none=found_none)
     assert _has_nothing_due(queue, queue) is ended
+
+
+@pytest.fixture
+def worker(tmp_path):
+    url = f"sqlite://{tmp_path}/journal.db"
+    with closing(open_journal_backend(url)) as backend:
+        backend.routes()  # creates it
+    return JournalWorker(url)
+
+
+@pytest.fixture
+def interrupt(monkeypatch):
+    """Lets a method of the worker's thread raise once, when it has done its work."""
+
+    def interrupt(name):
+        method = getattr(threading.Thread, name)
+
+        def interrupted(thread, *args):
+            method(thread, *args)
+            if thread.name == THREAD_NAME and not threads:
+                threads.append(thread)
+                raise Interrupted
+
+        threads = []
+        monkeypatch.setattr(threading.Thread, name, interrupted)
+        return threads
+
+    return interrupt
+
+
+def test_a_close_that_is_interrupted_while_it_waits_for_the_thread_ends_the_worker(
+    worker, interrupt
+):
+    worker.start()
+    interrupt("join")
+    with pytest.raises(Interrupted):
+        worker.close()
+    assert worker.wait(0)
+    worker.close()
+
+
+def test_a_start_that_is_interrupted_ends_the_thread(worker, interrupt):
+    threads = interrupt("start")
+    with pytest.raises(Interrupted):
+        worker.start()
+    threads[0].join(WAIT_S)
+    assert not threads[0].is_alive()
 
 
 def test_given_metadata_replaces_stored_metadata_of_the_same_name():
