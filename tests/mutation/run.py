@@ -218,6 +218,9 @@ def main() -> int:
     )
     parser.add_argument("--add", action="store_true", help="add those killed to killed.csv")
     options = parser.parse_args()
+    missing = [path for path in options.tests or () if not Path(ROOT, path.split("::")[0]).exists()]
+    if missing:  # without tests, pytest fails, and each mutant would seem to be killed
+        parser.error(f"there is no {', '.join(missing)}")
     with options.rows.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if options.module in row["module"]]
     counts: Counter[str] = Counter()
