@@ -43,6 +43,7 @@ INVALID_REQUEST_DETAILS: Final = frozenset(
 
 TOO_LARGE_DETAILS: Final = re.compile(
     r"(Stream removed \()?((CLIENT|SERVER): )?(Sent|Received) message larger than max \("
+    r"|(grpc: )?(received|trying to send) message larger than max \("  # of a server in Go
 )
 """The start of gRPC's details of calls that it has ended with RESOURCE_EXHAUSTED because a message
 is too large for the client or the server (1.60 to 1.85). Not searched in the middle: a server may

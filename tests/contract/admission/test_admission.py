@@ -143,6 +143,25 @@ def test_messages_that_are_too_large_say_nothing_about_the_load_of_the_server(cl
 
 
 @pytest.mark.parametrize(
+    "details",
+    [
+        "grpc: received message larger than max (6 vs. 5)",
+        "trying to send message larger than max (6 vs. 5)",
+    ],
+)
+@ways("sync blocking", "aio unary")
+def test_messages_that_are_too_large_for_a_server_in_go_do_not_open_the_breaker(
+    shop, client, timer, details
+):
+    breaker = BREAKER.replace(failures=["RESOURCE_EXHAUSTED"])
+    channel = client.open(breaker=breaker, timer=timer, **PLAIN)
+    failure = Fail("RESOURCE_EXHAUSTED", details)
+    shop.then(failure, failure, failure)
+    for _ in range(3):
+        assert client.refused(channel).details() == details
+
+
+@pytest.mark.parametrize(
     "failure",
     [
         Fail(
