@@ -12,7 +12,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from rpcwheel._concurrency.executor import reset_after_fork
+from rpcwheel._concurrency.executor import SerialExecutor, reset_after_fork
 from rpcwheel.backoff import RANDOM
 from rpcwheel.errors import ConfigurationError, safe_repr
 from rpcwheel.limit.policy import ADAPTIVE
@@ -243,6 +243,8 @@ class Breakers:
         )
         self._others: weakref.WeakSet[TargetAdmission] = weakref.WeakSet()
         self._by_hand: dict[str, Callable[[Breaker], Transition | None]] = {}
+        # Of changes by hand, in their order: run by a thread that has made one, without the lock.
+        self._reports = SerialExecutor(run=lambda run: run())
 
     def reset_after_fork(self) -> None:
         """Replace the lock, which a thread of the parent of a forked child may have held."""
@@ -276,9 +278,9 @@ class Breakers:
             by_hand = [
                 change for pattern, change in self._by_hand.items() if _names(pattern, breaker)
             ]
-            # With the lock: another thread may set a later state.
-            report = breaker.change(by_hand[-1]) if by_hand else bool
-        report()
+            if by_hand:  # with the lock: another thread may set a later state
+                self._reports.add(breaker.change(by_hand[-1]))
+        self._reports.start()
 
     def force_open(self, methods: str = ALL_METHODS) -> None:
         """Send no calls until `reset`.
@@ -316,9 +318,10 @@ class Breakers:
                 del self._by_hand[earlier]
             if change is not Breaker.reset or self._by_hand:
                 self._by_hand[pattern] = change
-            reports = [breaker.change(change) for breaker in self if _names(pattern, breaker)]
-        for report in reports:
-            report()
+            for breaker in self:
+                if _names(pattern, breaker):
+                    self._reports.add(breaker.change(change))
+        self._reports.start()
 
     def __iter__(self) -> Iterator[CircuitBreaker]:
         with self._lock:
