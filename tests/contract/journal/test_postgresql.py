@@ -237,7 +237,8 @@ def test_a_role_without_rights_is_refused(journal, postgresql, schema, opened):
     [
         ("version AS SELECT '1'::text AS version", "than those of a journal; give"),
         ("version (version integer)", "than those of a journal; give"),
-        ("version AS SELECT 1 AS number", "or the server lacks a function; give"),
+        # Before PostgreSQL 18, there is no max() of rows.
+        ("version AS SELECT 1 AS number", "than those of a journal(, or .* a function)?; give"),
         ("version AS SELECT '{}'::jsonb AS version", "or the server lacks a function; give"),
         ("call (number integer)", "than those of a journal; give"),
     ],
