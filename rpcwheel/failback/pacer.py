@@ -40,6 +40,8 @@ class PacedQueue(Protocol):
     pacers: Pacers
     on_loops: bool
     """Whether attempts run on event loops, which may be closed under them."""
+    durable: bool
+    """Whether its calls are in a journal, which gives them back after the timer was stopped."""
 
     def adopt(self, call: QueuedCall, delay_ns: int) -> None:
         """Attempt a call that was taken from a journal when it is due, or give it up now."""
@@ -144,20 +146,25 @@ class Pacer:
                     self._is_starting = False
                     return None
                 self._wakes_at_ns = at_ns
-                name = waiting.name
-            can_wait = self._wake_after(at_ns - now_ns, name)
+            can_wait = self._wake_after(at_ns - now_ns, waiting)
 
-    def _wake_after(self, delay_ns: int, name: str) -> bool:
-        """Set a timeout; False if that is not possible now: then attempts follow each other."""
+    def _wake_after(self, delay_ns: int, queue: PacedQueue) -> bool:
+        """Set a timeout; False if that is not possible now: then attempts follow each other.
+
+        If the timer was stopped, the calls of a queue in the memory are reported, and end.
+        """
         try:
-            self._timeouts.set(delay_ns, self.wake, self.timer_stopped, name)
+            self._timeouts.set(delay_ns, self.wake, self._timer_stopped, queue.name)
         except TimerStopped:
-            self.timer_stopped()
+            self._report_stop()
+            if not queue.durable:
+                return True
         except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
-            self._wakes_at_ns = NEVER
-            emit(ExecutorRejected(timer=name, task=callable_name(self.start), error=error))
-            return False
-        return True
+            emit(ExecutorRejected(timer=queue.name, task=callable_name(self.start), error=error))
+        else:
+            return True
+        self._wakes_at_ns = NEVER
+        return False
 
     def wake(self) -> None:
         """Begin attempts whose time has come. On the timer's thread."""
@@ -169,7 +176,11 @@ class Pacer:
                 queue.end_lost_attempts()
         self.start()
 
-    def timer_stopped(self) -> None:
+    def _timer_stopped(self) -> None:
+        self._wakes_at_ns = NEVER
+        self._report_stop()
+
+    def _report_stop(self) -> None:
         """Report the calls that wait for the timer."""
         for queue in self._queues():
             queue.on_timer_stopped()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import enum
 import inspect
 import math
+import os
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -265,7 +266,9 @@ def definition_of(function: Callable[..., Any]) -> tuple[str, object]:
         function = function.func
     function = inspect.unwrap(function)
     code = getattr(function, "__code__", None)
-    return ("", id(function)) if code is None else (code.co_filename, function.__qualname__)
+    if code is None:
+        return "", id(function)
+    return os.path.realpath(code.co_filename), function.__qualname__  # `python ./shop.py`
 
 
 def _obstacle(place: object, arg: object) -> str | None:

@@ -258,9 +258,8 @@ def push():
     pass
 """
     )
-    functions = [
-        runpy.run_path(str(module), run_name=name)["push"] for name in ("__main__", "tasks")
-    ]
+    paths = {"__main__": f"{tmp_path}/./tasks.py", "tasks": str(module)}
+    functions = [runpy.run_path(path, run_name=name)["push"] for name, path in paths.items()]
     for function in functions:
         function.failback.close(0)
 

@@ -435,6 +435,19 @@ def test_flush_does_not_wait_for_a_call_that_is_due_soon_if_the_timer_was_stoppe
     assert client.queues.flush() is False
 
 
+def test_flush_attempts_all_calls_although_a_stopped_timer_cannot_pace_them(
+    shop, push, client, policy, new_queues, url
+):
+    timer = ManualTimer()
+    channel = client(policy(rate=1), queues=new_queues(timer))
+    shop.then("UNAVAILABLE", "UNAVAILABLE", "UNAVAILABLE")
+    for _ in range(3):
+        push(channel)
+    timer.stop()
+    assert client.queues.flush(WAIT_S)
+    assert stored(url) == []
+
+
 @pytest.mark.parametrize("request_name", ["take", "select"])
 def test_flush_ends_if_the_timer_was_stopped_and_the_journal_fails(
     request_name, shop, push, client, new_queues, script
