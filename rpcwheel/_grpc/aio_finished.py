@@ -14,7 +14,7 @@ from rpcwheel.rpc import Kind
 
 from .calls import (
     ENDED_HERE,
-    Status,
+    FailureStatus,
     aio_metadata,
     has_status,
     metadata_of,
@@ -59,7 +59,7 @@ def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcE
         refusal: Why the call could not be queued.
         error: How it failed; its code and metadata are taken over.
     """
-    code, _, initial, trailing = Status.of(error)
+    code, _, initial, trailing = FailureStatus.of(error)
     kind = _refused_class(refusal)
     refused = kind(code, aio_metadata(initial), aio_metadata(trailing), str(refusal))
     refused.__cause__ = error

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import grpc
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.errors import REFUSALS, ConfigurationError, short_repr
 from rpcwheel.rpc import Kind
 
@@ -51,6 +52,9 @@ report an error of its own calls."""
 
 INVALID_REQUEST_CODES: Final = frozenset({"INTERNAL", "UNKNOWN", "RESOURCE_EXHAUSTED"})
 """The status codes of these calls, and of errors without a status."""
+
+DROPPED_STREAMS: Final = "dropped streams"
+"""The key of `EXECUTOR` for their ends."""
 
 _METADATA_KEY: Final = re.compile(r"[0-9a-z_.-]+")
 _METADATA_VALUE: Final = re.compile(rb"[\x20-\x7e]*")
@@ -317,7 +321,7 @@ def metadata_of(error: object, name: str) -> Metadata:
         return ()
 
 
-class Status(NamedTuple):
+class FailureStatus(NamedTuple):
     """The status of a failed call."""
 
     code: grpc.StatusCode
@@ -326,7 +330,7 @@ class Status(NamedTuple):
     trailing: Metadata
 
     @classmethod
-    def of(cls, error: BaseException) -> Status:
+    def of(cls, error: BaseException) -> FailureStatus:
         """Return the status in an error; that of another interceptor may have only a code."""
         code, details = value_of(error, "code"), value_of(error, "details")
         return cls(
@@ -409,9 +413,21 @@ def run_at_end(call: AnyCall, callback: Callable[[], object]) -> None:
 
     Runs it at once if the RPC has ended, or if its end can't be observed. (`add_done_callback`
     would keep the RPC alive, and it would not be canceled when its user drops it.)
+
+    A single-threaded stream reports no end if it is dropped or canceled: then `callback` runs when
+    the stream is freed, on a worker, as the thread of the garbage collector may hold any lock.
     """
+    if is_single_threaded(call):
+        finalizer = weakref.finalize(call, EXECUTOR.submit, DROPPED_STREAMS, callback)
+        finalizer.atexit = False
+        callback = partial(_end_once, finalizer, callback)
     add = getattr(call, "add_callback", None)
     if add is None or not add(InternalCallback(callback)):
+        callback()
+
+
+def _end_once(finalizer: weakref.finalize[..., Any], callback: Callable[[], object]) -> None:
+    if finalizer.detach() is not None:
         callback()
 
 

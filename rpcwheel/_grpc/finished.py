@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
-from .calls import Status, refused_classes
+from .calls import FailureStatus, refused_classes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -145,7 +145,7 @@ class _Refused(FinishedError):
     """A failed call that failback could not queue: code and metadata of the failure."""
 
     def __init__(self, refusal: FailbackError, error: BaseException) -> None:
-        code, _, initial, trailing = Status.of(error)
+        code, _, initial, trailing = FailureStatus.of(error)
         super().__init__(code, str(refusal), initial=initial, trailing=trailing)
 
     def __str__(self) -> str:

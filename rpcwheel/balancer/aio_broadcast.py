@@ -21,7 +21,7 @@ from rpcwheel._grpc.aio_relay import AwaitedRelay, cancel_count
 from rpcwheel._grpc.calls import (
     AIO_CLOSED,
     CANCELLED_HERE,
-    Status,
+    FailureStatus,
     aio_metadata,
     metadata_tuple,
 )
@@ -204,6 +204,6 @@ async def _outcome_of(call: Any) -> tuple[Any, grpc.RpcError | None]:
     except grpc.aio.AioRpcError as error:
         return None, error
     except Exception as error:  # noqa: BLE001 - an interceptor may raise any
-        code, details, initial, trailing = Status.of(error)
+        code, details, initial, trailing = FailureStatus.of(error)
         status = grpc.aio.AioRpcError(code, aio_metadata(initial), aio_metadata(trailing), details)
         return None, status

@@ -49,7 +49,7 @@ from rpcwheel._grpc.aio_relay import (
 from rpcwheel._grpc.calls import (
     CANCELLED_HERE,
     Details,
-    Status,
+    FailureStatus,
     copy_of,
     reusable_metadata,
     server_of,
@@ -909,7 +909,7 @@ def begin_deferred(
 def _response(kind: Kind, response: Response, error: BaseException) -> FinishedCall:
     """Make a call with status OK and a response of a policy; see `response_source`."""
     default = response.default
-    code, details, initial, trailing = Status.of(error)
+    code, details, initial, trailing = FailureStatus.of(error)
     source, details = response_source(response.outcome, code.name, details)
     return finished_call(
         kind,

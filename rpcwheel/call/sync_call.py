@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import weakref
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -34,8 +33,8 @@ from rpcwheel._grpc.calls import (
     CANCELLED_HERE,
     CLOSED_DURING_CALL,
     COLLECTED,
+    FailureStatus,
     InternalCallback,
-    Status,
     copy_details,
     copy_of,
     details_with_timeout,
@@ -367,7 +366,7 @@ class ClientCall:
 
     def _respond(self, response: Response, error: BaseException) -> FinishedResponse:
         default, outcome = response
-        code, details, initial, trailing = Status.of(error)
+        code, details, initial, trailing = FailureStatus.of(error)
         source, details = response_source(outcome, code.name, details)
         streams = self.kind.streams_responses
         return (FinishedStream if streams else FinishedResponse)(
@@ -588,8 +587,6 @@ def _begin_plain(call: ClientCall) -> AnyCall:
         watch.cancel()
         raise
     run_at_end(attempt, watch.cancel)
-    if is_single_threaded(attempt):  # it reports no end if it is dropped
-        weakref.finalize(attempt, watch.cancel).atexit = False
     return attempt
 
 

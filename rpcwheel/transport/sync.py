@@ -13,7 +13,6 @@ own thread has reported the end of each call.
 from __future__ import annotations
 
 import threading
-import weakref
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
@@ -26,7 +25,6 @@ from rpcwheel._grpc.calls import (
     CLOSED,
     failure_of,
     has_ended,
-    is_single_threaded,
     run_at_end,
     was_not_invoked,
 )
@@ -353,14 +351,7 @@ class _ReconnectingMulticallable:
             if not is_bare(transport.channel):
                 return _ended_with(transport)
             return self._begin(name, request, *options)
-        end: Callable[[], object] = partial(channel.end_call, transport, span_key)
-        if is_single_threaded(call):
-            # Such a call reports no end if it is dropped or canceled. `end` runs on a worker
-            # thread, because the thread of the garbage collector may hold any lock.
-            finalizer = weakref.finalize(call, EXECUTOR.submit, channel, end)
-            finalizer.atexit = False
-            end = partial(_end_once, finalizer, end)
-        run_at_end(call, end)
+        run_at_end(call, partial(channel.end_call, transport, span_key))
         # Interceptors on the transport's own channel turn an exception below them into a call.
         if transport.ended and has_ended(call) and channel.has_moved(transport, failure_of(call)):
             return _ended_with(transport)
@@ -373,11 +364,6 @@ def _ended_with(transport: SyncTransport) -> FinishedError:
     The interceptors may have sent the request already, so the call is not started again.
     """
     return FinishedError(grpc.StatusCode.UNAVAILABLE, transport.end_details)
-
-
-def _end_once(finalizer: weakref.finalize[..., Any], end: Callable[[], object]) -> None:
-    if finalizer.detach() is not None:
-        end()
 
 
 _MULTICALLABLES: Final = classes_by_kind(_ReconnectingMulticallable, multicallable.MULTICALLABLES)

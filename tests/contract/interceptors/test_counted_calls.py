@@ -273,7 +273,7 @@ def test_a_single_threaded_stream(shop, call_counts, timer, policy):
         method = channel.unary_stream(UNARY_STREAM)
         codes = read_fail_and_drop(shop, method)
         check(call_counts, "unary_stream", codes)
-        assert timer.pending == 0  # no call is watched any more
+        wait_until(lambda: timer.pending == 0)  # no call is watched any more
         stream = method(b"ab")
         with pytest.raises(grpc.experimental.UsageError):
             stream.code()

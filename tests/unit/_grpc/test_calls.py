@@ -9,7 +9,7 @@ from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import each_kind
 from rpcwheel._grpc.calls import (
-    Status,
+    FailureStatus,
     failure_of,
     has_status,
     is_blocking_unary,
@@ -54,8 +54,8 @@ class Numbered(grpc.RpcError):
 def test_a_status_is_read_as_far_as_an_error_has_it():
     pair = (("k", "v"),)
     whole = FinishedError(grpc.StatusCode.ABORTED, "", initial=pair, trailing=pair)
-    assert Status.of(whole) == (grpc.StatusCode.ABORTED, "", pair, pair)
-    assert Status.of(Numbered("a")) == (grpc.StatusCode.UNKNOWN, "Numbered: a", (), ())
+    assert FailureStatus.of(whole) == (grpc.StatusCode.ABORTED, "", pair, pair)
+    assert FailureStatus.of(Numbered("a")) == (grpc.StatusCode.UNKNOWN, "Numbered: a", (), ())
 
 
 def test_a_callback_of_run_at_end_does_not_keep_the_call_alive(shop, shop_channel):
