@@ -108,7 +108,7 @@ class CircuitBreaker:
             entered = breaker.enter()
             transition = None if entered is not None else breaker.give_up(now_ns)
         if transition is not None:
-            self._changed(transition)
+            self.report(transition)
         return entered
 
     def enter_again(self, token: int, now_ns: int) -> int | None:
@@ -122,7 +122,7 @@ class CircuitBreaker:
         with self._lock:
             transition = self._breaker.ended(token, code, duration_ns, now_ns, is_stream=is_stream)
         if transition is not None:
-            self._changed(transition)
+            self.report(transition)
 
     @property
     def watches_streams(self) -> bool:
@@ -147,29 +147,30 @@ class CircuitBreaker:
 
     def force_open(self) -> None:
         """Send no calls until `reset`."""
-        self.change(Breaker.force_open)()
+        self.report(self.change(Breaker.force_open))
 
     def disable(self) -> None:
         """Send all calls, whatever their results, until `reset`."""
-        self.change(Breaker.disable)()
+        self.report(self.change(Breaker.disable))
 
     def reset(self) -> None:
         """Become CLOSED, and forget the results of earlier calls."""
-        self.change(Breaker.reset)()
-
-    def change(self, by_hand: Callable[[Breaker], Transition | None]) -> Callable[[], object]:
-        """Change the state, and return a function that reports it. For `Breakers`.
-
-        Call that without a lock: if no thread can be started, it runs event sinks.
-        """
-        with self._lock:
-            transition = by_hand(self._breaker)
-        return bool if transition is None else partial(self._changed, transition)
+        self.report(self.change(Breaker.reset))
 
     # --- Changes of the state ---
 
-    def _changed(self, transition: Transition) -> None:
-        """Report a change of the state, and begin to wait if it is OPEN. Without the lock."""
+    def change(self, by_hand: Callable[[Breaker], Transition | None]) -> Transition | None:
+        """Change the state by hand; `report` must follow. For `Breakers`."""
+        with self._lock:
+            return by_hand(self._breaker)
+
+    def report(self, transition: Transition | None) -> None:
+        """Report a change of the state, if there is one, and begin to wait if it is OPEN.
+
+        Not under a lock: if no thread can be started, event sinks run on this thread.
+        """
+        if transition is None:
+            return
         now_ns = self._now_ns()
         match transition.after:
             case BreakerState.OPEN | BreakerState.FORCED_OPEN:
@@ -241,7 +242,7 @@ class CircuitBreaker:
                 return
             transition = self._breaker.half_open(self._now_ns())
         if transition is not None:
-            self._changed(transition)
+            self.report(transition)
 
     @safe_repr
     def __repr__(self) -> str:

@@ -279,7 +279,7 @@ class Breakers:
                 change for pattern, change in self._by_hand.items() if _names(pattern, breaker)
             ]
             if by_hand:  # with the lock: another thread may set a later state
-                self._reports.add(breaker.change(by_hand[-1]))
+                self._change(breaker, by_hand[-1])
         self._reports.start()
 
     def force_open(self, methods: str = ALL_METHODS) -> None:
@@ -320,8 +320,14 @@ class Breakers:
                 self._by_hand[pattern] = change
             for breaker in self:
                 if _names(pattern, breaker):
-                    self._reports.add(breaker.change(change))
+                    self._change(breaker, change)
         self._reports.start()
+
+    def _change(
+        self, breaker: CircuitBreaker, change: Callable[[Breaker], Transition | None]
+    ) -> None:
+        """Change the state of a breaker. Under the lock; `_reports` are started after it."""
+        self._reports.add(partial(breaker.report, breaker.change(change)))
 
     def __iter__(self) -> Iterator[CircuitBreaker]:
         with self._lock:

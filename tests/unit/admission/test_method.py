@@ -494,35 +494,32 @@ def test_a_breaker_that_is_made_while_another_thread_resets_all_is_reset(timer, 
 def test_changes_by_hand_are_reported_in_their_order(timer, monkeypatch):
     reported, reporting, go_on = [], threading.Event(), threading.Event()
 
-    def change(each, by_hand):
-        def report():
-            if by_hand is Breaker.force_open:
-                reporting.set()
-                assert go_on.wait(WAIT_S)
-            reported.append(by_hand)
-
-        return report
+    def report(each, transition):
+        if transition.after is BreakerState.FORCED_OPEN:
+            reporting.set()
+            assert go_on.wait(WAIT_S)
+        reported.append(transition.after)
 
     breaker = BreakerPolicy()
     breakers = Breakers([breaker])
     client = breakers.admission("shop:1", timer)
     client.method("/shop.Orders/Get", AdmissionSettings(breaker=breaker))
-    monkeypatch.setattr(circuit.CircuitBreaker, "change", change)
+    monkeypatch.setattr(circuit.CircuitBreaker, "report", report)
     forcing = threading.Thread(target=breakers.force_open)
     forcing.start()
     assert reporting.wait(WAIT_S)
     breakers.reset()
     go_on.set()
     forcing.join(WAIT_S)
-    assert reported == [Breaker.force_open, Breaker.reset]
+    assert reported == [BreakerState.FORCED_OPEN, BreakerState.CLOSED]
 
 
 def test_a_change_by_hand_that_is_reported_late_ends_no_timeout_of_a_later_state(timer):
     breaker = admission_of(timer, breaker=ONE_FAILURE).breaker
     breaker.force_open()
-    report = breaker.change(Breaker.reset)
+    transition = breaker.change(Breaker.reset)
     breaker.ended(breaker.enter(0), "UNAVAILABLE", 0, 0)
-    report()
+    breaker.report(transition)
     timer.advance(5.0)
     assert breaker.state is BreakerState.HALF_OPEN
 
