@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 from rpcwheel.errors import ConfigurationError, public_name, safe_repr
 
 from .journaled import JournalStore
-from .queue import FailbackQueue
+from .queue import FailbackQueue, refuse_inside
 from .queued_call import definition_of, label_of
 from .routes import CallRoute
 from .stored_functions import FunctionCodec
@@ -41,7 +41,7 @@ def _registered() -> list[InvokerBase]:
     return [invoker for invoker in invokers if invoker is not None]
 
 
-def queues_for(action: str, invokers: Iterable[InvokerBase]) -> list[FailbackQueue]:
+def checked_queues(action: str, invokers: Iterable[InvokerBase]) -> list[FailbackQueue]:
     """Return the queues of invokers, before an action that concerns all of them.
 
     Raises:
@@ -49,7 +49,7 @@ def queues_for(action: str, invokers: Iterable[InvokerBase]) -> list[FailbackQue
     """
     queues = [invoker._queue for invoker in invokers]  # noqa: SLF001 - of this module
     for queue in queues:
-        queue.refuse_inside(action)
+        refuse_inside(queue, action)
     return queues
 
 

@@ -85,6 +85,9 @@ POLLS_PER_LEASE: Final = 4
 HORIZON_S: Final = 2.0
 """Calls are taken if they are due within this time, and can begin within it."""
 
+UNDELIVERED: Final = (CallState.READY, CallState.BLOCKED, CallState.TAKEN)
+"""The states of calls that are still to be delivered."""
+
 MAX_ENTRIES: Final = 1000
 MAX_ERROR: Final = 500
 """Characters of an error that are stored."""
@@ -429,7 +432,7 @@ class JournalStore(Store):
             self._check_flushed()
         except JournalError:  # is reported, and the next look tries again
             if self._timeouts.stopped:  # no look may follow
-                self._cancel_flushes()
+                self._end_flushes(flushed=False)
 
     def _take(self, queue: PacedQueue, within_s: float) -> list[StoredCall]:
         now_ns = self.journal.now_ns()
@@ -618,7 +621,8 @@ class JournalStore(Store):
         """
         try:
             with self.journal.beside() as backend:
-                in_journal = backend.calls(self._filter(), MAX_ENTRIES)
+                undelivered = Filter(queue=self._name, states=UNDELIVERED)
+                in_journal = backend.calls(undelivered, MAX_ENTRIES)
                 stored_calls = [replace(call, body=b"") for call in in_journal]  # may be large
         except JournalError:
             return self._calls.entries(MAX_ENTRIES)
@@ -635,10 +639,6 @@ class JournalStore(Store):
             )
             for call in stored_calls
         ]
-
-    def _filter(self, target: str | None = None) -> Filter:
-        states = CallState.READY, CallState.BLOCKED, CallState.TAKEN
-        return Filter(queue=self._name, target=target, states=states)
 
     def flushed(self) -> Future[None]:
         """Make all calls in the journal due; those of other processes too."""
@@ -673,39 +673,33 @@ class JournalStore(Store):
             ]
             if not self._flush_waiters or len(self._calls):
                 return
-        is_left = self._has_calls_to_deliver()
-        if is_left and self.found_none and self._timeouts.stopped:
-            self._cancel_flushes()
-        if is_left:
-            return
-        with self._calls.lock:
-            waiters, self._flush_waiters = self._flush_waiters, []
-        for waiter in waiters:
-            if waiter.set_running_or_notify_cancel():
-                waiter.set_result(None)
-
-    def _cancel_flushes(self) -> None:
-        """End the waits of `flush`, though calls may be left."""
-        with self._calls.lock:
-            waiters, self._flush_waiters = self._flush_waiters, []
-        for waiter in waiters:
-            waiter.cancel()
-
-    def _has_calls_to_deliver(self) -> bool:
-        """Whether the journal has calls that this process delivers. Blocks."""
         with self.journal.beside() as backend:
-            return any(
+            is_left = any(
                 self.routes.to(target, call.method)
                 for target in self.routes.open_targets()
-                for call in backend.calls(self._filter(target))
+                for call in backend.calls(
+                    Filter(queue=self._name, target=target, states=UNDELIVERED)
+                )
             )
+        if not is_left or (self.found_none and self._timeouts.stopped):
+            self._end_flushes(flushed=not is_left)
+
+    def _end_flushes(self, *, flushed: bool) -> None:
+        """End the waits of `flush`; unless all calls were flushed, it returns False."""
+        with self._calls.lock:
+            waiters, self._flush_waiters = self._flush_waiters, []
+        for waiter in waiters:
+            if not flushed:
+                waiter.cancel()
+            elif waiter.set_running_or_notify_cancel():
+                waiter.set_result(None)
 
     def close(self, *, at_exit: bool) -> None:
         """Give all calls back, unless the process ends and the journal fails."""
         with self._calls.lock:
             if not self.poller.end():
                 return
-        self._cancel_flushes()
+        self._end_flushes(flushed=False)
         self._ending.detach()
         if not (at_exit and self.journal.outage.is_failing):  # each request might take seconds
             self.journal.release(self.lease.worker)

@@ -534,20 +534,9 @@ class FailbackQueue:
 
     # --- All calls ---
 
-    def refuse_inside(self, action: str) -> None:
-        """Check that an action is not called inside an attempt of this queue.
-
-        Raises:
-            RuntimeError: It is, and would wait for itself.
-        """
-        if _QUEUE.get() is self:
-            raise RuntimeError(
-                f"{self.name}: {action} inside an attempt of this queue would wait for itself"
-            )
-
     def begin_flush(self, timeout: Duration | None) -> float:
         """Start an attempt of each waiting call; return how many seconds to wait for the end."""
-        self.refuse_inside("flush()")
+        refuse_inside(self, "flush()")
         seconds = math.inf if timeout is None else to_seconds(to_ns(timeout, subject="timeout"))
         self._start_waiting()
         return seconds
@@ -564,7 +553,7 @@ class FailbackQueue:
         Returns:
             How many seconds to wait before `end_close`; None if the queue was closed before.
         """
-        self.refuse_inside("close()")
+        refuse_inside(self, "close()")
         drain_ns = max(0, to_ns(drain_timeout, subject="drain_timeout"))
         if not self.calls.close(self.now_ns() + drain_ns):
             return None
@@ -802,6 +791,18 @@ def _report_lost(queue: str, calls: list[QueuedCall], reason: str, now_ns: int) 
         oldest_s = max(call.waited_s for call in failed)
         emit(FailbackLost(queue, functions, len(failed), oldest_s, reason))
     return failed
+
+
+def refuse_inside(queue: FailbackQueue, action: str) -> None:
+    """Check that an action is not called inside an attempt of a queue.
+
+    Raises:
+        RuntimeError: It is, and would wait for itself.
+    """
+    if _QUEUE.get() is queue:
+        raise RuntimeError(
+            f"{queue.name}: {action} inside an attempt of this queue would wait for itself"
+        )
 
 
 def _at_exit() -> None:

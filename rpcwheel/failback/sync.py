@@ -20,7 +20,7 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.call.idempotency import new_key, with_idempotency_key
 from rpcwheel.errors import ConfigurationError
 
-from .invoker import InvokerBase, queues_for
+from .invoker import InvokerBase, checked_queues
 from .queued_call import QueuedCall, SavedCall, label_of
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class FailbackInvoker(InvokerBase, Closing):
 
 def flush_all(invokers: Iterable[InvokerBase], timeout: Duration | None) -> bool:
     """Flush queues together; `timeout` is for all of them. See `FailbackInvoker.flush`."""
-    queues = queues_for("flush()", invokers)
+    queues = checked_queues("flush()", invokers)
     seconds = [queue.begin_flush(timeout) for queue in queues]
     end = time.monotonic() + max(seconds, default=0.0)
     done = [_is_done_by(future, end) for future in [queue.when_flushed() for queue in queues]]
@@ -222,7 +222,7 @@ def close_all(
     Raises:
         RuntimeError: Called inside an attempt of one of the queues. None is closed then.
     """
-    queues = queues_for("close()", invokers)
+    queues = checked_queues("close()", invokers)
     closing: list[FailbackQueue] = []
     seconds = 0.0
     failed: list[FailedCall] = []

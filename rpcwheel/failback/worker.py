@@ -35,7 +35,7 @@ from rpcwheel.journal.opening import open_journal_backend
 from rpcwheel.telemetry import components
 
 from . import aio
-from .invoker import queues_for
+from .invoker import checked_queues
 from .journaled import JournalStore
 from .pacer import Pacers
 from .stored_calls import StoredCalls
@@ -314,7 +314,7 @@ class JournalWorker:
         to_ns(grace, subject="grace")
         with self._lock:
             invokers = list(self._invokers.values())
-        queues_for("close()", invokers)
+        checked_queues("close()", invokers)
         self._stop.set()
         with self._starting:
             thread = self._thread
@@ -335,7 +335,7 @@ class JournalWorker:
             return
         self._checked_backend.close()
         try:
-            _end(invokers, grace, self._channels, self._loop, self._journal)
+            _close_queues(invokers, grace, self._channels, self._loop, self._journal)
         finally:  # also after Ctrl-C
             self._done.set()
 
@@ -351,7 +351,7 @@ class JournalWorker:
             return
         self._stop.set()
         invokers = list(self._invokers.values())
-        left = partial(_end, invokers, 0.0, self._channels, self._loop, self._journal)
+        left = partial(_close_queues, invokers, 0.0, self._channels, self._loop, self._journal)
         EXECUTOR.submit(left, left)
         warnings.warn(  # last, as it may raise
             "a JournalWorker was dropped without close(), which ends its running attempts",
@@ -536,7 +536,7 @@ def _metadata_now(metadata: Metadata, journal: str) -> Iterable[Metadatum]:
         raise LookupError("there is no metadata for the call") from error
 
 
-def _end(
+def _close_queues(
     invokers: list[InvokerBase],
     grace: Duration,
     channels: dict[str, grpc.Channel],

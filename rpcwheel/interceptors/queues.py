@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from rpcwheel.call.failback_policy import same_name_problem
 from rpcwheel.errors import ConfigurationError, public_name, safe_repr
-from rpcwheel.failback.invoker import InvokerBase, queues_for
+from rpcwheel.failback.invoker import InvokerBase, checked_queues
 
 if TYPE_CHECKING:
     from rpcwheel.call.failback_policy import FailbackPolicy
@@ -114,7 +114,7 @@ class FailbackQueuesBase(Generic[InvokerT]):
         Raises:
             RuntimeError: It is.
         """
-        queues_for("close()", list(self._by_name.values()))
+        checked_queues("close()", list(self._by_name.values()))
 
     def _begin_close(self) -> None:
         """Note that `close` begins.
