@@ -341,24 +341,14 @@ class HeartbeatBase(ABC):
             self._clear()
             return at_ns <= now_ns
         try:
-            self._schedule(to_seconds(at_ns - now_ns))
+            delay_s = to_seconds(at_ns - now_ns)
+            self._timeout = _moved(self._timer, self._timeout, self._expired, delay_s)
         except Exception as error:  # noqa: BLE001 - stopped, full, no thread: reported as an event
             task = f"heartbeat of {self.target}"
             self._add_event(ExecutorRejected(timer_name(self._timer), task, error))
             self._core.close()
             self._clear()
         return False
-
-    def _schedule(self, delay: float) -> None:
-        """Move the timeout, or make a new one. Under the lock."""
-        timer: Any = self._timer
-        if timer.stopped:  # one whose loop is closed would take most timeouts
-            raise TimerStopped(f"{timer_name(timer)} is stopped")
-        if self._timeout is not None and self._timeout.reschedule(delay):
-            return
-        # A full timer still has the place of the timeout that has just expired.
-        submit = getattr(timer, "resubmit", timer.new_timeout)
-        self._timeout = submit(self._expired, delay)
 
     def _clear(self) -> None:
         """Cancel the timeout, and the heartbeats whose answer no longer counts. Under the lock."""
@@ -669,6 +659,24 @@ class HeartbeatManagerBase(Generic[H]):
         with self._lock:
             if self._heartbeats.get(key) is heartbeat:
                 del self._heartbeats[key]
+
+
+def _moved(
+    timer: Any, timeout: Timeout | None, task: Callable[[Timeout], None], delay_s: float
+) -> Timeout:
+    """Move a timeout, or make one.
+
+    Raises:
+        TimerStopped: The timer was stopped.
+        Exception: It takes no timeout, such as a full one.
+    """
+    if timer.stopped:  # one whose loop is closed would take most timeouts
+        raise TimerStopped(f"{timer_name(timer)} is stopped")
+    if timeout is not None and timeout.reschedule(delay_s):
+        return timeout
+    # A full timer still has the place of the timeout that has just expired.
+    moved: Timeout = getattr(timer, "resubmit", timer.new_timeout)(task, delay_s)
+    return moved
 
 
 def status_name(error: Exception) -> str:

@@ -232,12 +232,13 @@ def _listening_addresses(descriptors: Path) -> Iterator[tuple[str, int]]:
             if not stat.S_ISSOCK(os.fstat(number).st_mode):
                 continue  # closing a duplicate of a file would release its locks
             with socket.socket(fileno=os.dup(number)) as duplicate:
-                if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    name = duplicate.getsockname()
-                    if duplicate.family in {socket.AF_INET, socket.AF_INET6}:
-                        yield _without_mapping(name[0]), name[1]
-                    elif isinstance(name, str):
-                        yield name, 0
+                if not duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    continue
+                name = duplicate.getsockname()
+                if duplicate.family in {socket.AF_INET, socket.AF_INET6}:
+                    yield _without_mapping(name[0]), name[1]
+                elif isinstance(name, str):
+                    yield name, 0
 
 
 def _without_mapping(address: str) -> str:
