@@ -227,7 +227,7 @@ def read_components(
 
     Args:
         status: The components that run.
-        ended: The counts of those that had ended before.
+        ended: The counts of the components that had ended before.
     """
     all_series: dict[Metric, Series] = {metric: {} for metric in COMPONENTS}
     for metric, values, value in (*ended, *_component_values(status, COMPONENTS)):

@@ -219,7 +219,7 @@ class Registry(RegistryBase, AsyncClosing):
 
     @property
     def registrations(self) -> tuple[Registration, ...]:
-        """The registrations, also those that wait to be withdrawn."""
+        """The registrations, also unregistered ones until the registry has removed them."""
         return tuple(Registration(self, record) for record in self._session.records())
 
     async def register(

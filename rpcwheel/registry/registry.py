@@ -322,7 +322,7 @@ class Registry(RegistryBase, Closing):
 
     @property
     def registrations(self) -> tuple[Registration, ...]:
-        """The registrations, also those that wait to be withdrawn."""
+        """The registrations, also unregistered ones until the registry has removed them."""
         return tuple(Registration(self, record) for record in self._session.records())
 
     def register(self, instance: ServiceInstance, *, wait: Duration | None = None) -> Registration:

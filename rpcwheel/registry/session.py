@@ -181,7 +181,7 @@ class RegistrySession:
             self._backend.refresh(service)
 
     def records(self) -> tuple[RegistrationRecord, ...]:
-        """Return the registrations, also those that wait to be withdrawn."""
+        """Return the registrations, also unregistered ones until the registry has removed them."""
         with self._lock:
             return self._reconciler.records()
 

@@ -72,21 +72,26 @@ sys.exit(main())
     assert "no such socket" in run.stdout
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("words", ["config schema", "--version"])
-def test_a_closed_pipe_ends_the_command_without_a_traceback(words, unbuffered) -> None:
-    read, write = os.pipe()
-    os.close(read)
+def status_and_error(words, output, unbuffered):
+    """Run a command with this standard output; return its status, and what it says of errors."""
     run = subprocess.run(
         [sys.executable, "-m", "rpcwheel", *words.split()],
-        stdout=write,
+        stdout=output,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
         timeout=4 * WAIT_S,
         check=False,
     )
-    os.close(write)
-    assert (run.returncode, run.stderr) == (1, b"")
+    return run.returncode, run.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["config schema", "--version"])
+def test_a_closed_pipe_ends_the_command_without_a_traceback(words, unbuffered) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as pipe:
+        assert status_and_error(words, pipe, unbuffered) == (1, b"")
 
 
 ALL_STREAMS = "<&- >&- 2>&-"
@@ -135,17 +140,9 @@ def test_ctrl_c_while_the_command_line_is_imported_ends_with_130(monkeypatch, ca
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("words", ["config schema", "--version"])
 def test_output_to_a_full_disk_ends_with_1(words, unbuffered) -> None:
-    with FULL.open("wb") as full:
-        run = subprocess.run(
-            [sys.executable, "-m", "rpcwheel", *words.split()],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
-            timeout=4 * WAIT_S,
-            check=False,
-        )
     message = b"rpcwheel: the output cannot be written: No space left on device\n"
-    assert (run.returncode, run.stderr) == (1, message)
+    with FULL.open("wb") as full:
+        assert status_and_error(words, full, unbuffered) == (1, message)
 
 
 def test_help_has_no_types_of_python(capsys) -> None:

@@ -199,12 +199,8 @@ def test_a_channel_is_closed_when_its_target_has_no_calls_any_more(url, backend,
     assert requests_of(shop) == [b"1", b"1", b"2", b"2"]
 
 
-@pytest.mark.parametrize("unused_s", [0.0, HOUR_S], ids=["by a look", "by close"])
-def test_a_channel_whose_close_raises_ends_no_look_and_no_close(
-    unused_s, url, backend, shop, set_limit, events
-):
-    set_limit("failback.worker.UNUSED_S", unused_s)
-    error = ValueError("no such channel")
+def closing_raises(error):
+    """A `connect` whose channels raise an error when they have been closed."""
 
     def connect(target):
         channel = grpc.insecure_channel(target)
@@ -217,7 +213,16 @@ def test_a_channel_whose_close_raises_ends_no_look_and_no_close(
         channel.close = close_and_raise
         return channel
 
-    with JournalWorker(url, connect=connect) as worker:
+    return connect
+
+
+@pytest.mark.parametrize("unused_s", [0.0, HOUR_S], ids=["by a look", "by close"])
+def test_a_channel_whose_close_raises_ends_no_look_and_no_close(
+    unused_s, url, backend, shop, set_limit, events
+):
+    set_limit("failback.worker.UNUSED_S", unused_s)
+    error = ValueError("no such channel")
+    with JournalWorker(url, connect=closing_raises(error)) as worker:
         for number in range(2):
             backend.append([stored_rpc(shop.target)])
             wait_empty(backend)
@@ -481,18 +486,7 @@ def journals_at(url):
 
 
 def test_a_close_that_is_interrupted_ends_all_the_same(url, backend, shop):
-    def connect(target):
-        channel = grpc.insecure_channel(target)
-        close = channel.close
-
-        def close_and_raise():
-            close()
-            raise Interrupted
-
-        channel.close = close_and_raise
-        return channel
-
-    worker = JournalWorker(url, connect=connect)
+    worker = JournalWorker(url, connect=closing_raises(Interrupted()))
     worker.start()
     assert len(journals_at(url)) == 1
     backend.append([stored_rpc(shop.target)])

@@ -112,7 +112,7 @@ def test_the_location_of_a_url_says_where_its_calls_are(url, location):
         ("redis://h:1", "rediss://h:1", False),
     ],
 )
-def test_urls_have_the_same_place_whatever_says_how_calls_are_read_and_stored(url, other, is_same):
+def test_urls_of_one_journal_have_the_same_location(url, other, is_same):
     assert parse_journal_url(url).is_same_location(parse_journal_url(other)) is is_same
 
 

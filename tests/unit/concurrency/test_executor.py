@@ -231,7 +231,7 @@ def test_a_job_whose_thread_cannot_start_takes_a_free_thread_while_others_hang(
         patch.setattr(threading.Thread, "start", cannot_start)
         done = run(pool, "refused")
     jobs[2].end.set()
-    assert done.wait(WAIT_S / 2)  # before those that hang end
+    assert done.wait(WAIT_S / 2)  # before the jobs that hang have ended
 
 
 def test_refused_jobs_of_a_key_start_in_order(monkeypatch):
