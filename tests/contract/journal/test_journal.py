@@ -2,9 +2,9 @@
 
 import dataclasses
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,11 +50,11 @@ def journal(url, script):
 
 
 @pytest.fixture
-def busy(journal, script):
-    """Keeps the journal busy with a request of another thread; what comes then is one group."""
+def busy(script):
+    """Keeps a journal busy with a request of another thread; what comes then is one group."""
 
     @contextmanager
-    def busy():
+    def busy(journal):
         entered, go_on = threading.Event(), threading.Event()
         script["renew"] = lambda: (entered.set(), go_on.wait(WAIT_S))
         with ThreadPoolExecutor() as pool:
@@ -114,7 +114,7 @@ def test_calls_that_come_during_a_transaction_share_the_next_one(journal, monkey
 def test_large_calls_that_come_at_the_same_time_are_stored_in_transactions_of_a_few_megabytes(
     journal, busy
 ):
-    with busy():
+    with busy(journal):
         futures = [journal.append(new_call(body=bytes(3 << 20)), MANY) for _ in range(5)]
     wait(futures, WAIT_S)
     assert [future.result() for future in futures] == [1, 2, 3, 4, 5]
@@ -146,7 +146,7 @@ def test_a_worker_renews_its_lease_while_calls_are_appended_without_pause(journa
 def test_an_append_with_a_value_that_the_engine_refuses_fails_alone(
     bad, journal, busy, url, events
 ):
-    with busy():
+    with busy(journal):
         futures = [
             journal.append(new_call(key="1"), MANY),
             journal.append(new_call(key="2", **bad), MANY),
@@ -162,7 +162,7 @@ def test_an_append_with_a_value_that_the_engine_refuses_fails_alone(
 
 
 def test_the_limit_is_that_of_the_queue(journal, busy):
-    with busy():
+    with busy(journal):
         futures = [journal.append(new_call(queue=queue), 2) for queue in ("a", "a", "b", "a")]
     wait(futures, WAIT_S)
     assert [future.exception() is None for future in futures] == [True, True, True, False]
@@ -265,7 +265,7 @@ def test_results_of_several_workers_are_stored_for_each(journal, busy, url):
     half = dataclasses.replace(ROUTE, limit=2)
     with_a = journal.take("a", [half], 0.0)
     with_b = journal.take("b", [half], 0.0)
-    with busy():
+    with busy(journal):
         for first, second in zip(with_a, with_b, strict=True):
             journal.report("a", Delivered(first.id))
             journal.report("b", Delivered(second.id))
@@ -301,7 +301,7 @@ def test_release_stores_results_first(journal, busy, url):
     for key in "12":
         journal.append_now(new_call(key=key), MANY)
     first, _ = taken(journal)
-    with busy():
+    with busy(journal):
         journal.report("w", Delivered(first.id))
     journal.release("w")
     assert [(call.key, call.state) for call in stored(url)] == [("2", CallState.READY)]
@@ -423,7 +423,7 @@ def test_the_calls_are_counted_at_intervals_only(journal, script):
 def test_a_forked_child_appends_by_itself_and_forgets_the_results_of_its_parent(journal, busy, url):
     journal.append_now(new_call(), MANY)
     (call,) = taken(journal)
-    with busy():
+    with busy(journal):
         journal.report("w", Delivered(call.id))
         journal.append(new_call(key="parent"), MANY)
         assert holds_in_child(
@@ -485,18 +485,27 @@ def test_nobody_waits_for_an_engine_that_is_known_not_to_answer(silent, script):
     assert silent.append_now(new_call(), MANY)
 
 
-def test_an_engine_that_answers_is_not_taken_for_one_that_does_not(url, script, monkeypatch):
+def test_each_request_of_a_busy_engine_has_the_whole_timeout(url, script, busy, monkeypatch):
     monkeypatch.setattr(ScriptedJournal, "is_file", False)
+    clock = SimpleNamespace(now_s=0.0, monotonic=lambda: clock.now_s)
+    monkeypatch.setattr("rpcwheel.journal.journal.time", clock)
     journal = open_journal(f"{url}?timeout=1")
-    script["append"] = lambda: time.sleep(0.1)
+    appends = []
 
     def append():
-        for _ in range(15):  # longer than a second, without a pause
-            journal.append_now(new_call(), MANY)
+        clock.now_s += 0.6
+        if len(appends) < 9:
+            appends.append(journal.append(new_call(), MANY))
+        if len(appends) == 5:  # a request with several calls: each gets a request of its own
+            raise ValueError
 
-    run_threads(*[append] * 4)
+    script["append"] = append
+    with busy(journal):
+        appends += [journal.append(new_call(), MANY) for _ in range(4)]
+    wait_until(lambda: len(appends) == 9)
+    for future in appends:
+        assert future.result(WAIT_S)
     journal.close()
-    assert len(stored(url)) == 60
 
 
 def test_release_and_close_do_not_wait_longer_either(silent, url, script):
