@@ -311,6 +311,12 @@ class RedisJournal(JournalBackend):
             if not isinstance(error, ResponseError):
                 self._is_checked = False  # it may come back as another server
             raise redis_error(self.url, error, ERRORS) from error
+        except (AttributeError, OSError, ValueError):
+            if not self._closed:
+                raise
+            # redis-py cuts connections in use, and their requests fail with errors of Python.
+            lost = redis.ConnectionError("closed during the request")
+            raise JournalUnavailable(f"{self.url}: {lost}") from lost
 
     def _check_open(self) -> None:
         if self._closed:

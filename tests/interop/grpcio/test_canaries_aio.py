@@ -16,7 +16,7 @@ import pytest
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import since
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang, Silent
-from fixtures.waiting import WAIT_S
+from fixtures.waiting import WAIT_S, aio_wait_until
 
 aio = grpc.aio
 
@@ -128,6 +128,21 @@ async def test_await_raises_the_exception_of_a_done_callback(aio_shop_channel):
     call.add_done_callback(fail)
     with pytest.raises(ValueError, match="of the user's"):
         await call
+
+
+async def test_the_message_of_a_cancel_is_lost_in_a_call_with_one_response(shop, aio_shop_channel):
+    """Calls of rpcwheel raise the error of their last attempt, unless they are hedged."""
+
+    async def awaited(call):
+        return await call
+
+    shop.then(Hang())
+    task = asyncio.create_task(awaited(aio_shop_channel.unary_unary(UNARY_UNARY)(b"x")))
+    assert await aio_wait_until(lambda: shop.calls)
+    task.cancel("by a cancel scope")
+    with pytest.raises(asyncio.CancelledError) as canceled:
+        await task
+    assert canceled.value.args == ()
 
 
 async def test_time_remaining_of_an_intercepted_call_is_not_implemented(shop):

@@ -63,8 +63,25 @@ def test_a_message_that_can_not_be_copied_empties_the_buffer():
         assert (made.whole, made.messages) == (False, [])
 
 
-def test_the_size_of_a_message_is_its_serialized_size_or_its_size_in_memory():
-    message, order = StringValue(value="order"), ["order"]
+class Order:
+    """A message of another library, such as proto-plus: its fields are in objects of its own."""
+
+    def __init__(self, item: str) -> None:
+        self.fields = {"item": item}
+
+
+def test_the_size_of_a_message_is_its_serialized_size_or_its_pickled_size():
+    message = StringValue(value="order")
     assert size_of(message) == len(message.SerializeToString())
     assert size_of(b"order") == size_of(bytearray(b"order")) == 5
+    item = "x" * 1000
+    assert all(1000 < size_of(order) < 1200 for order in (item, [item], {"a": item}, Order(item)))
+
+
+def test_the_size_of_a_message_that_pickle_refuses_is_that_of_its_object():
+    class Local(Order):
+        pass
+
+    order = Local("x" * 1000)
     assert size_of(order) == sys.getsizeof(order)
+    assert [copied.fields for copied in recording(order).messages] == [order.fields]
