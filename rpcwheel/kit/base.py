@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, Self, Ty
 from rpcwheel.admission.targets import Breakers
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.durations import to_ns, to_seconds
-from rpcwheel.errors import ConfigurationError, public_name, safe_repr
+from rpcwheel.errors import ConfigurationError, public_name, safe_repr, short_repr
 from rpcwheel.methods import checked_pattern
 from rpcwheel.policy import refusal
 from rpcwheel.telemetry import components
@@ -188,8 +188,8 @@ class KitBase(
         """
         if not isinstance(policy, CallPolicy):
             raise TypeError(
-                f"policy must be a KitPolicy or a CallPolicy, not {policy!r}; {cls.__name__}(...) "
-                "takes its settings by name"
+                f"policy must be a KitPolicy or a CallPolicy, not {short_repr(policy)}; "
+                f"{cls.__name__}(...) takes its settings by name"
             )
         if not isinstance(policy, KitPolicy):
             policy = KitPolicy(**{name: getattr(policy, name) for name in policy.model_fields_set})
