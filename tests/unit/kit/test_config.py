@@ -445,6 +445,7 @@ REFUSED_VARIABLES = [
     ("TIMEOUT__TIMEOT", "2", ": timeout: there is no setting 'timeot'"),
     ("RETRY", '{"max_attempts": 2}', ": retry: `retry_on` is missing"),
     ("METHODS", "none", ": methods: it must be a valid dictionary"),
+    ("METHODS__/SHOP.ORDERS/GET__TIMEOUT", "2", ": the name of a variable does not tell upper "),
     ("IDEMPOTENT", "yes", ": idempotent: it must be true or false"),
     ("CRITICALITY", "urgent", ": criticality: it is 'urgent', which is not a criticality; "),
     ("LIMIT", "adaptve", ': limit: it must be "adaptive", a number of calls, or a LimitPolicy, '),
