@@ -220,6 +220,7 @@ class KitBase(
 
         Raises:
             ConfigurationError: A variable with this prefix names no setting, or its value is wrong.
+            TypeError: `prefix` is not a string.
         """
         from .config import policy_from_env
 

@@ -125,12 +125,9 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
 
     Raises:
         ConfigurationError: As `policy_from_file`; or a variable with this prefix names no setting.
+        TypeError: `prefix` is not a string.
     """
-    if not prefix.endswith("_") or not prefix.isupper():
-        raise ConfigurationError(
-            f"prefix must be in capital letters and end with '_', such as 'SHOP_RPC_', not "
-            f"{prefix!r}"
-        )
+    _check_prefix(prefix)
     environ = os.environ if environ is None else environ
     variables = {
         name: value
@@ -413,6 +410,16 @@ def _check_events(events: Iterable[Any], path: Path) -> None:
 
 
 # Variables
+
+
+def _check_prefix(prefix: object) -> None:
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix must be a string, such as 'SHOP_RPC_', not {prefix!r}")
+    if not prefix.endswith("_") or not prefix.isupper():
+        raise ConfigurationError(
+            f"prefix must be in capital letters and end with '_', such as 'SHOP_RPC_', not "
+            f"{prefix!r}"
+        )
 
 
 def _is_of_service(name: str, environ: Mapping[str, str]) -> bool:
