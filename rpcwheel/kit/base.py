@@ -337,8 +337,7 @@ class KitBase(
 
         if probe is not None and self._manager is None:
             raise ConfigurationError(NO_HEARTBEAT)
-        if self._manager is not None and self._manager.closed:
-            raise RuntimeError(CLOSED)
+        self._refuse_closed()
         if names_service(target, service_settings):
             service_channel = self._service_channel(
                 target, credentials, probe, service_settings, **arguments
@@ -391,6 +390,7 @@ class KitBase(
         Raises:
             RuntimeError: The kit has `heartbeat` and is closed.
         """
+        self._refuse_closed()
         intercepted = self._intercept(channel, stacklevel=4)
         if self._manager is None:
             return intercepted
@@ -398,8 +398,6 @@ class KitBase(
 
         inner: Any = channel_below_interceptors(channel)
         if isinstance(inner, self._load("balancer").BalancedChannel):
-            if self._manager.closed:
-                raise RuntimeError(CLOSED)
             if inner not in self._balanced:
                 self._balanced.add(inner)
                 heartbeats = SubchannelHeartbeats(self._manager, None)
@@ -408,6 +406,11 @@ class KitBase(
             on_close: Any = intercepted.on_close  # type: ignore[attr-defined]
             on_close(self._manager.attach(channel).detach)
         return intercepted
+
+    def _refuse_closed(self) -> None:
+        """Refuse a channel whose heartbeats have ended."""
+        if self._manager is not None and self._manager.closed:
+            raise RuntimeError(CLOSED)
 
     def _intercept(self, channel: Any, *, keeps: bool = False, stacklevel: int) -> Channel:
         """Apply the policies; `keeps`: the kit owns the channel, see `FailbackQueuesBase.keep`."""
