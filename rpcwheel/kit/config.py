@@ -151,7 +151,7 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
             continue
         is_token = place == ("status_token",) and text.strip() not in OFF
         value = text if is_token else _value(text, name)
-        origins[place] = name if value != text else name + _as_list(text)
+        origins[place] = name if value != text or is_token else name + _as_list(text)
         _merge(tree, checked_tree(_nest(place, value), name))
 
     def origin(place: SettingPath) -> str:
@@ -460,7 +460,8 @@ def _as_list(text: str) -> str:
     if len(parts) == 1 and not text.lstrip().startswith("["):
         return ""
     written = json.dumps([part for part in parts if part])
-    example = written if len(written) <= MAX_EXAMPLE_LENGTH else '["...", "..."]'
+    may_be_shown = len(written) <= MAX_EXAMPLE_LENGTH and not re.search("[:@]", text)
+    example = written if may_be_shown else '["...", "..."]'  # a URL may have a password
     return f" (not JSON; a list is written {example})"
 
 
