@@ -289,13 +289,18 @@ _SECRET: Final = re.compile(r"(?<=://)\S*(?=@)|(?<=password=)[^\s&'\"]+")
 """The user and the password of a URL, and a password in its options."""
 
 
+def without_secrets(text: str) -> str:
+    """Replace the users and passwords of URLs in a text by `***`."""
+    return _SECRET.sub("***", text)
+
+
 def short_repr(value: object) -> str:
     """Return the `repr` of a value for a message: cut if it is long, its type if it fails.
 
     URLs in it have no passwords: a value may be given in the place of another.
     """
     try:
-        text = _SECRET.sub("***", repr(value)[:_MAX_SEARCHED])
+        text = without_secrets(repr(value)[:_MAX_SEARCHED])
     except Exception:  # noqa: BLE001 - of the user's; or an integer of more than 4,300 digits
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}..."
