@@ -33,6 +33,7 @@ An argument of the wrong type raises the built-in `TypeError`, because that is a
 code.
 """
 
+import re
 from collections.abc import Callable, Hashable
 from functools import partial, wraps
 from types import FunctionType
@@ -281,12 +282,26 @@ class ExtraMissing(RegistryError, ImportError):
 _MAX_REPR: Final = 200
 """Length of a value in a message, in characters."""
 
+_MAX_SEARCHED: Final = 1000
+"""Characters in which secrets are searched; of a long text, the time would grow with its square."""
+
+_SECRET: Final = re.compile(r"(?<=://)\S*(?=@)|(?<=password=)[^\s&'\"]+")
+"""The user and the password of a URL, and a password in its options."""
+
+
+def without_secrets(text: str) -> str:
+    """Replace the users and passwords of URLs in a text by `***`."""
+    return _SECRET.sub("***", text)
+
 
 def short_repr(value: object) -> str:
-    """Return the `repr` of a value for a message: cut if it is long, its type if it fails."""
+    """Return the `repr` of a value for a message: cut if it is long, its type if it fails.
+
+    URLs in it have no passwords: a value may be given in the place of another.
+    """
     try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an integer of more than 4,300 digits; nested too deep
+        text = without_secrets(repr(value)[:_MAX_SEARCHED])
+    except Exception:  # noqa: BLE001 - of the user's; or an integer of more than 4,300 digits
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}..."
 

@@ -6,7 +6,7 @@ import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Final
 
-from pydantic import AfterValidator, WithJsonSchema
+from pydantic import AfterValidator, StrictStr, WithJsonSchema
 
 from rpcwheel.errors import ConfigurationError
 
@@ -50,7 +50,9 @@ def checked_pattern(pattern: str) -> str:
 PATTERN_SCHEMA: Final = {"type": "string", "pattern": r"^(\*|/[A-Za-z0-9_.*]+/[A-Za-z0-9_*]+)$"}
 """The JSON schema of a pattern."""
 
-MethodPattern = Annotated[str, AfterValidator(checked_pattern), WithJsonSchema(PATTERN_SCHEMA)]
+MethodPattern = Annotated[
+    StrictStr, AfterValidator(checked_pattern), WithJsonSchema(PATTERN_SCHEMA)
+]
 """`"/package.Service/Method"`, where `*` stands for any number of characters; or `"*"`."""
 
 

@@ -122,13 +122,13 @@ class FailbackPolicy(Policy):
     chained to the call's error. "drop": the caller gets `default`, and the call is discarded, with
     an event and an error log (one line a second, with the number of such calls)."""
 
-    metadata: tuple[str, ...] = ("*",)
-    """The metadata keys of a call on a channel that are sent again with each retry; the wildcards
-    of `fnmatch` are allowed. `authorization` is sent again only if it is listed by its full name,
-    because the token may have expired; it is never stored in a journal, and other keys that may be
-    secret (with "token", "api-key" and the like in them) only if they are listed by their full
-    names. `rpcwheel-criticality` is always sent again. Inner interceptors and call credentials add
-    their metadata to each attempt."""
+    metadata: tuple[StrictStr, ...] = ("*",)
+    """The metadata keys of a call on a channel that are sent again with each retry, in any case;
+    the wildcards of `fnmatch` are allowed. `authorization` is sent again only if it is listed by
+    its full name, because the token may have expired; it is never stored in a journal, and other
+    keys that may be secret (with "token", "api-key" and the like in them) only if they are listed
+    by their full names. `rpcwheel-criticality` is always sent again. Inner interceptors and call
+    credentials add their metadata to each attempt."""
 
     rate: Annotated[Number, Field(gt=0, allow_inf_nan=False)] | None = None
     """The largest number of attempts of queued calls a second, evenly spaced, to the target of each
@@ -196,6 +196,11 @@ class FailbackPolicy(Policy):
     def _check_retry_on(cls, retry_on: object) -> object:
         checked(partial(Matcher, setting="retry_on"), retry_on)
         return retry_on
+
+    @field_validator("metadata")
+    @classmethod
+    def _in_lower_case(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(key.lower() for key in keys)  # as the keys of gRPC
 
     @field_validator("journal")
     @classmethod

@@ -489,6 +489,16 @@ class CallPolicy(MethodPolicy):
         def __init__(self, **settings: Unpack[CallSettings]) -> None: ...
 
     @model_validator(mode="after")
+    def _check_methods(self) -> Self:
+        for pattern, own in self.methods.items():
+            if others := own.model_fields_set - MethodPolicy.model_fields.keys():
+                raise ConfigurationError(
+                    f'methods["{pattern}"]: a method cannot have {", ".join(sorted(others))}; give '
+                    f"a MethodPolicy, not a {type(own).__name__}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _check_limits(self) -> Self:
         for pattern, own in self.methods.items():
             limit = own.limit

@@ -14,7 +14,7 @@ import typer
 
 from rpcwheel.backoff import JitteredWait
 from rpcwheel.call.policy import REPLACED, MethodPolicy
-from rpcwheel.errors import ConfigurationError, ExtraMissing
+from rpcwheel.errors import ConfigurationError, ExtraMissing, without_secrets
 from rpcwheel.kit.config import policy_from_env, policy_from_file, settings_schema
 from rpcwheel.kit.policy import PREFIX, KitPolicy
 from rpcwheel.limit.policy import ADAPTIVE
@@ -250,9 +250,12 @@ def _source_in(name: str, part: str, layers: Sequence[Layer]) -> tuple[str, obje
 
 
 def _as_plain(value: object) -> object:
-    """Return a value as a settings file has it; a wait as the table from which it is made."""
+    """Return a value as a settings file has it; a wait as the table from which it is made.
+
+    The password of a journal is left out, as the output may be in the log of a CI job.
+    """
     match value:
-        case None | str() | bool() | int() | float() | date() | time():
+        case None | bool() | int() | float() | date() | time():
             return value.label if isinstance(value, Criticality) else value
         case set() | frozenset():
             return sorted(map(str, value))
@@ -267,7 +270,7 @@ def _as_plain(value: object) -> object:
                 if getattr(value, name) != getattr(usual, name):
                     table[name] = getattr(value, name)
             return table
-    return str(value)
+    return without_secrets(str(value))
 
 
 def _as_json(value: Any) -> Any:

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Final, cast
 
+from rpcwheel.errors import without_secrets
 from rpcwheel.instance import LARGEST_PORT, explicit_target
 
 from .findings import Problem
@@ -62,9 +63,10 @@ def parse_target(text: str) -> ServerTarget:
 
         scheme, _, rest = text.partition("://")
         if scheme in BACKENDS:
+            shown = without_secrets(text)
             raise ValueError(
-                f"{text!r} is a registry; give HOST:PORT of a server, "
-                f"`rpcwheel registry ls {text}` lists them"
+                f"{shown!r} is a registry; give HOST:PORT of a server, "
+                f"`rpcwheel registry ls {shown}` lists them"
             )
         raise ValueError(f"leave out {scheme}://, give HOST:PORT: {rest.rstrip('/')}")
     text = text.removeprefix(next(filter(text.startswith, SCHEMES), ""))

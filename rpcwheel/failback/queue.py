@@ -58,6 +58,7 @@ from rpcwheel.errors import (
     TimerError,
     TimerStopped,
     TooManyTimeouts,
+    short_repr,
 )
 from rpcwheel.events import (
     DeadLetterFailed,
@@ -173,7 +174,7 @@ class FailbackQueue:
         if not isinstance(checked_policy, FailbackPolicy):
             raise TypeError(
                 "policy must be a FailbackPolicy, such as FailbackPolicy(retry_on='UNAVAILABLE'), "
-                f"not {checked_policy!r}"
+                f"not {short_repr(checked_policy)}"
             )
         self.policy = policy
         self.name = policy.name or "failback"

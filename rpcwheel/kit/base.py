@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Never, Self, Ty
 from rpcwheel.admission.targets import Breakers
 from rpcwheel.call.policy import CallPolicy
 from rpcwheel.durations import to_ns, to_seconds
-from rpcwheel.errors import ConfigurationError, public_name, safe_repr
+from rpcwheel.errors import ConfigurationError, public_name, safe_repr, short_repr
 from rpcwheel.methods import checked_pattern
 from rpcwheel.policy import refusal
 from rpcwheel.telemetry import components
@@ -188,8 +188,8 @@ class KitBase(
         """
         if not isinstance(policy, CallPolicy):
             raise TypeError(
-                f"policy must be a KitPolicy or a CallPolicy, not {policy!r}; {cls.__name__}(...) "
-                "takes its settings by name"
+                f"policy must be a KitPolicy or a CallPolicy, not {short_repr(policy)}; "
+                f"{cls.__name__}(...) takes its settings by name"
             )
         if not isinstance(policy, KitPolicy):
             policy = KitPolicy(**{name: getattr(policy, name) for name in policy.model_fields_set})
@@ -220,6 +220,7 @@ class KitBase(
 
         Raises:
             ConfigurationError: A variable with this prefix names no setting, or its value is wrong.
+            TypeError: `prefix` is not a string.
         """
         from .config import policy_from_env
 
@@ -336,8 +337,7 @@ class KitBase(
 
         if probe is not None and self._manager is None:
             raise ConfigurationError(NO_HEARTBEAT)
-        if self._manager is not None and self._manager.closed:
-            raise RuntimeError(CLOSED)
+        self._refuse_closed()
         if names_service(target, service_settings):
             service_channel = self._service_channel(
                 target, credentials, probe, service_settings, **arguments
@@ -390,6 +390,7 @@ class KitBase(
         Raises:
             RuntimeError: The kit has `heartbeat` and is closed.
         """
+        self._refuse_closed()
         intercepted = self._intercept(channel, stacklevel=4)
         if self._manager is None:
             return intercepted
@@ -397,8 +398,6 @@ class KitBase(
 
         inner: Any = channel_below_interceptors(channel)
         if isinstance(inner, self._load("balancer").BalancedChannel):
-            if self._manager.closed:
-                raise RuntimeError(CLOSED)
             if inner not in self._balanced:
                 self._balanced.add(inner)
                 heartbeats = SubchannelHeartbeats(self._manager, None)
@@ -407,6 +406,11 @@ class KitBase(
             on_close: Any = intercepted.on_close  # type: ignore[attr-defined]
             on_close(self._manager.attach(channel).detach)
         return intercepted
+
+    def _refuse_closed(self) -> None:
+        """Refuse a channel whose heartbeats have ended."""
+        if self._manager is not None and self._manager.closed:
+            raise RuntimeError(CLOSED)
 
     def _intercept(self, channel: Any, *, keeps: bool = False, stacklevel: int) -> Channel:
         """Apply the policies; `keeps`: the kit owns the channel, see `FailbackQueuesBase.keep`."""

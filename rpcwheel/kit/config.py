@@ -64,6 +64,11 @@ __all__ = [
 OTHER_VARIABLES: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT", METRICS_VARIABLE, TRACES_VARIABLE}
 """Variables that are not settings of a kit: of the build, the tests, the metrics and the traces."""
 
+_OF_A_METHOD: Final = (
+    "{}: the name of a variable does not tell upper from lower case, as the name of a method does; "
+    'write {}METHODS={{"/shop.Orders/Get": {{"timeout": 2}}}}'
+)
+
 _SERVICE_VARIABLE: Final = re.compile(
     r"(\w*?)_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
@@ -120,12 +125,9 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
 
     Raises:
         ConfigurationError: As `policy_from_file`; or a variable with this prefix names no setting.
+        TypeError: `prefix` is not a string.
     """
-    if not prefix.endswith("_") or not prefix.isupper():
-        raise ConfigurationError(
-            f"prefix must be in capital letters and end with '_', such as 'SHOP_RPC_', not "
-            f"{prefix!r}"
-        )
+    _check_prefix(prefix)
     environ = os.environ if environ is None else environ
     variables = {
         name: value
@@ -144,9 +146,12 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
             if not _is_of_service(name, environ):
                 unknown.append(_unknown_variable(name, place, prefix))
             continue
+        if place[0] == "methods" and len(place) > 1:
+            unknown.append(_OF_A_METHOD.format(name, prefix))
+            continue
         is_token = place == ("status_token",) and text.strip() not in OFF
         value = text if is_token else _value(text, name)
-        origins[place] = name if value != text else name + _as_list(text)
+        origins[place] = name if value != text or is_token else name + _as_list(text)
         _merge(tree, checked_tree(_nest(place, value), name))
 
     def origin(place: SettingPath) -> str:
@@ -407,6 +412,16 @@ def _check_events(events: Iterable[Any], path: Path) -> None:
 # Variables
 
 
+def _check_prefix(prefix: object) -> None:
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix must be a string, such as 'SHOP_RPC_', not {prefix!r}")
+    if not prefix.endswith("_") or not prefix.isupper():
+        raise ConfigurationError(
+            f"prefix must be in capital letters and end with '_', such as 'SHOP_RPC_', not "
+            f"{prefix!r}"
+        )
+
+
 def _is_of_service(name: str, environ: Mapping[str, str]) -> bool:
     variable = _SERVICE_VARIABLE.fullmatch(name)
     return variable is not None and f"{variable[1]}_SERVICE_HOST" in environ
@@ -445,7 +460,8 @@ def _as_list(text: str) -> str:
     if len(parts) == 1 and not text.lstrip().startswith("["):
         return ""
     written = json.dumps([part for part in parts if part])
-    example = written if len(written) <= MAX_EXAMPLE_LENGTH else '["...", "..."]'
+    may_be_shown = len(written) <= MAX_EXAMPLE_LENGTH and not re.search("[:@]", text)
+    example = written if may_be_shown else '["...", "..."]'  # a URL may have a password
     return f" (not JSON; a list is written {example})"
 
 

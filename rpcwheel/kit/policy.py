@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, StrictInt, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, StrictInt, StrictStr, model_validator
 
 from rpcwheel.call.failback_policy import same_name_problem
 from rpcwheel.call.policy import CallPolicy
@@ -77,7 +77,7 @@ class KitPolicy(CallPolicy):
     """The port at which the kit serves the live view: a page, `/status.json`, and `/metrics`. 0:
     any free port. None: it does not."""
 
-    status_host: Annotated[str, BeforeValidator(_host)] = LOOPBACK
+    status_host: Annotated[StrictStr, BeforeValidator(_host)] = LOOPBACK
     """The name or address of this machine at which the live view is served. One that other machines
     can reach needs `status_token`."""
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel.errors import ConfigurationError, NotPublished, RegistryError
+from rpcwheel.errors import ConfigurationError, NotPublished, RegistryError, short_repr
 from rpcwheel.instance import ServiceInstance, started_now
 from rpcwheel.registry.backends import check_url_writable
 from rpcwheel.registry.registry import Registration, RegistryBase
@@ -235,7 +235,7 @@ def registry_entries(registry: Any, registry_type: type[Any], name: str = "regis
     if not isinstance(registry, Sequence) or isinstance(registry, (bytes, bytearray)):
         raise TypeError(
             f"{name} must be a registry, a URL such as 'etcd://127.0.0.1:2379', or several of "
-            f"them; not {registry!r}"
+            f"them; not {short_repr(registry)}"
         )
     if not registry:
         raise ConfigurationError(f"{name} is empty; give at least one registry, or its URL")
@@ -243,7 +243,7 @@ def registry_entries(registry: Any, registry_type: type[Any], name: str = "regis
         if not isinstance(entry, (str, registry_type)):
             raise TypeError(
                 f"{name} must be a {registry_type.__module__}.Registry or a URL such "
-                f"as 'etcd://127.0.0.1:2379', or several; not {entry!r}"
+                f"as 'etcd://127.0.0.1:2379', or several; not {short_repr(entry)}"
             )
     return list(registry)
 

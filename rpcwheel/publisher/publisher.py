@@ -203,7 +203,7 @@ class PublisherBase(Generic[R]):
             "version": version,
             "protocol": protocol,
             "zone": zone,
-            "metadata": dict(metadata or {}),
+            "metadata": {} if metadata is None else metadata,
         }
         self._published: PublishedInstances[R] = PublishedInstances(
             entries,

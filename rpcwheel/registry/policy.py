@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final, Self
 
-from pydantic import StrictBool, field_validator, model_validator
+from pydantic import StrictBool, StrictStr, field_validator, model_validator
 
 from rpcwheel.backoff import Backoff, JitteredWait
 from rpcwheel.durations import NEVER, to_ns, to_seconds
@@ -50,7 +50,7 @@ class RegistryPolicy(Policy):
     """Whether clients keep stale instances. False: they remove an instance immediately if the
     registry does not list it, even if the list is empty."""
 
-    snapshot: StrictBool | str = True
+    snapshot: StrictBool | StrictStr = True
     """The directory in which a client stores the instances, and from which it reads them when it
     starts while the registry is unreachable. True: one for each registry in the user's cache
     directory. A path: this directory. False: none."""

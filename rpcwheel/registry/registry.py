@@ -22,6 +22,7 @@ from rpcwheel.errors import (
     RegistryUnavailable,
     public_name,
     safe_repr,
+    short_repr,
 )
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.timer.manual import checked_timer
@@ -498,7 +499,8 @@ def _open_backend(
         return backend, policy
     if not isinstance(backend, (str, RegistryUrl)):
         raise TypeError(
-            f"give a URL such as 'etcd://127.0.0.1:2379', or a RegistryBackend; not {backend!r}"
+            f"give a URL such as 'etcd://127.0.0.1:2379', or a RegistryBackend; not "
+            f"{short_repr(backend)}"
         )
     url = parse_url(backend) if isinstance(backend, str) else backend
     policy = RegistryPolicy() if policy is None else policy

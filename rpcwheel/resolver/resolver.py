@@ -15,7 +15,7 @@ from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.balancer.dubbo import DubboClient
 from rpcwheel.balancer.policy import checked_policy
 from rpcwheel.durations import to_ns
-from rpcwheel.errors import RegistryError, RegistryRefused
+from rpcwheel.errors import RegistryError, RegistryRefused, short_repr
 from rpcwheel.instance import explicit_target
 from rpcwheel.registry.one_shot_timer import OneShotTimer
 from rpcwheel.registry.registry import Registry, check_policy
@@ -125,7 +125,9 @@ def new_channel(
     registry = settings.pop("registry")
     if registry is not None and not isinstance(registry, registry_class):
         package = f"rpcwheel.registry{'' if registry_class is Registry else '.aio'}"
-        raise TypeError(f"registry must be a {package}.Registry or None, not {registry!r}")
+        raise TypeError(
+            f"registry must be a {package}.Registry or None, not {short_repr(registry)}"
+        )
     blocking = None if registry is None else registry._blocking
     selection = {name: settings.pop(name) for name in ("service", "group", "version")}
     named = Target.of(target, has_registry=registry is not None, **selection)

@@ -8,7 +8,7 @@ import grpc
 
 from rpcwheel.backoff import Backoff, JitteredWait
 from rpcwheel.durations import NEVER, to_ns
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, short_repr
 
 if TYPE_CHECKING:
     from rpcwheel.durations import Duration
@@ -31,7 +31,9 @@ def checked_target(target: object) -> str:
         ConfigurationError: It is empty.
     """
     if not isinstance(target, str):
-        raise TypeError(f'target must be a string such as "127.0.0.1:50051", not {target!r}')
+        raise TypeError(
+            f'target must be a string such as "127.0.0.1:50051", not {short_repr(target)}'
+        )
     if not target:
         raise ConfigurationError('target must not be empty; give one such as "127.0.0.1:50051"')
     return target

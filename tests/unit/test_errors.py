@@ -61,3 +61,18 @@ def test_a_call_timeout_can_be_pickled() -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is errors.CallTimeout
     assert vars(copy) == vars(error)
+
+
+def test_a_value_in_a_message_is_cut_and_has_no_secrets_of_urls() -> None:
+    urls = ["redis://shop:SECRET@10.0.0.7/0", "postgresql:///shop?password=SECRET&host=/run"]
+    shown = "['redis://***@10.0.0.7/0', 'postgresql:///shop?password=***&host=/run']"
+    assert errors.short_repr(urls) == shown
+    assert errors.short_repr("x" * 201) == f"'{'x' * 199}..."
+
+
+def test_a_value_whose_repr_raises_is_shown_as_its_type() -> None:
+    class Detached:
+        def __repr__(self) -> str:
+            raise LookupError
+
+    assert errors.short_repr(Detached()) == "<Detached>"

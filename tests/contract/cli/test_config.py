@@ -253,6 +253,11 @@ def test_check_prints_as_a_string_in_json_what_json_does_not_have(file, checked)
     assert checked()["failback.default"] == (default, "file")
 
 
+def test_check_prints_no_password_of_a_journal(file, checked) -> None:
+    file.write_text('failback = { retry_on = "UNKNOWN", journal = "redis://shop:x@10.0.0.7?db=2" }')
+    assert checked()["failback.journal"] == ("redis://***@10.0.0.7?db=2", "file")
+
+
 @pytest.fixture
 def environ(monkeypatch):
     """Sets variables; others of rpcwheel are removed."""

@@ -258,7 +258,7 @@ def test_calls_of_policies_without_a_journal_have_no_key(world, shop, client, pu
 
 
 @pytest.mark.parametrize(
-    "order_key", ["shop", lambda request: request[:1].decode()], ids=["metadata", "request"]
+    "order_key", ["Shop", lambda request: request[:1].decode()], ids=["metadata", "request"]
 )
 def test_calls_with_an_order_key_are_delivered_in_order_also_by_the_next_process(
     world, order_key, shop, client, policy, push, url

@@ -44,7 +44,7 @@ def test_closing_a_kit_ends_heartbeats_and_leaves_channels_open(shop, world, kit
     assert timer.pending == 0
     assert world.call(channel).result() == b"x"
     for refused in (made.channel, lambda target: made.intercept_channel(bare(world, target))):
-        with pytest.raises(RuntimeError, match="closed"):
+        with pytest.raises(RuntimeError, match="this kit is closed"):
             world.do(refused, shop.target)
 
 

@@ -31,7 +31,7 @@ def test_the_metadata_that_is_sent_again_is_what_is_named_and_a_token_only_in_fu
         (("auth*",), {"auth"}),
         (("authorization",), {"authorization"}),
         (("*", "authorization"), {"trace-id", "trace-bin", "user", "auth", "authorization"}),
-        (("USER",), set()),
+        (("USER", "Trace-*"), {"user", "trace-id", "trace-bin"}),
     ]:
         policy = FailbackPolicy(retry_on=OSError, metadata=patterns)
         keys = ("trace-id", "trace-bin", "user", "auth", "authorization")

@@ -48,6 +48,10 @@ def test_an_invalid_target_is_refused_with_a_valid_one():
         ("[::1]", "has no port; give \\[HOST\\]:PORT"),
         ("http://shop:80/", "leave out http://, give HOST:PORT: shop:80"),
         ("sqlite://./r.db", "is a registry; .*`rpcwheel registry ls sqlite://./r.db`"),
+        (
+            "etcd://a:b@c",
+            r"^'etcd://\*\*\*@c' is a registry; .*`rpcwheel registry ls etcd://\*\*\*@c`",
+        ),
         ("unix:", "a Unix socket needs a path"),
     ]:
         with pytest.raises(ValueError, match=message):
