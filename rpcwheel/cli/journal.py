@@ -293,11 +293,13 @@ def stats(
     """Count the calls of each queue and target."""
     with _opened(url) as backend:
         if as_json:
-            print(_document(backend, indent=None if watch else 2), flush=True)
-            while watch:
-                time.sleep(interval)
-                _end_leases(backend)
-                print(_document(backend, indent=None), flush=True)
+            indent = None if watch else 2
+            _print_results(
+                backend,
+                lambda: print(_document(backend, indent), flush=True),
+                watch=watch,
+                interval=interval,
+            )
             return
         _show(backend, lambda: _depths_frame(backend), watch=watch, interval=interval)
 
@@ -433,6 +435,20 @@ def _document(backend: JournalBackend, indent: int | None) -> str:
     return json.dumps(totals | {"queues": list(map(depth_as_json, depths))}, indent=indent)
 
 
+def _print_results(
+    backend: JournalBackend, print_one: Callable[[], None], *, watch: bool, interval: float
+) -> None:
+    """Print a result; with `watch` one after the other, also after the journal did not answer."""
+    print_one()
+    while watch:
+        time.sleep(interval)
+        try:
+            _end_leases(backend)
+            print_one()
+        except JournalError as error:
+            journal.warn(str(error))
+
+
 def _show(
     backend: JournalBackend, look: Callable[[], _Frame], *, watch: bool, interval: float
 ) -> None:
@@ -440,19 +456,10 @@ def _show(
 
     If the journal does not answer later, the last frame stays, with the reason.
     """
-    frame = look()
-    if not watch:
-        frame.print()
+    if not watch or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        _print_results(backend, lambda: look().print(), watch=watch, interval=interval)
         return
-    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
-        frame.print()
-        while True:
-            time.sleep(interval)
-            try:
-                _end_leases(backend)
-                look().print()
-            except JournalError as error:
-                journal.warn(str(error))
+    frame = look()
     console, failure = Console(highlight=False), ""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
