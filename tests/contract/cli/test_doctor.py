@@ -335,3 +335,9 @@ def test_a_wrong_argument_ends_with_2(capsys):
         captured = capsys.readouterr()
         assert message in captured.err
         assert captured.out == ""
+
+
+def test_a_variable_that_names_no_roots_is_in_the_message(monkeypatch, capsys):
+    monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "no-such.pem")
+    assert main(["doctor", "a:1", "--tls"]) == 2
+    assert "$GRPC_DEFAULT_SSL_ROOTS_FILE_PATH cannot be used" in capsys.readouterr().err
