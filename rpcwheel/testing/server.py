@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import grpc
 
 from rpcwheel._concurrency.closing import Closing
+from rpcwheel._grpc.calls import checked_metadata
 from rpcwheel._grpc.handlers import behavior_of, time_left, with_behavior
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
@@ -153,12 +154,18 @@ class FlakyServer(Closing):
             trailing_metadata: Sent with the status, such as `[("grpc-retry-pushback-ms", "5")]`.
 
         Raises:
-            ConfigurationError: `times`, `code` or `method` is invalid.
+            ConfigurationError: `times`, `code`, `method` or `trailing_metadata` is invalid.
+            TypeError: `times` or `details` is of a wrong type.
         """
         name = getattr(code, "name", code)
         if name not in CODES:
             raise ConfigurationError(f"code must be a status code other than OK, not {code!r}")
-        trailing = tuple(trailing_metadata)
+        if not isinstance(details, str):
+            raise TypeError(f"details must be a string, not {details!r}")
+        try:
+            trailing = checked_metadata(trailing_metadata)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"trailing_metadata: {error}") from None
         code = grpc.StatusCode[name]
         self._add(_Fault(method, times, code=code, details=details, trailing_metadata=trailing))
 
@@ -175,6 +182,7 @@ class FlakyServer(Closing):
 
         Raises:
             ConfigurationError: `times` or `method` is invalid.
+            TypeError: `times` is of a wrong type.
         """
         self._add(_Fault(method, times, math.inf))
 
@@ -189,7 +197,8 @@ class FlakyServer(Closing):
 
         Raises:
             ConfigurationError: `seconds`, `times` or `method` is invalid.
-            TypeError: `seconds` is neither a number nor a `timedelta`.
+            TypeError: `times` is of a wrong type, or `seconds` is neither a number nor a
+                `timedelta`.
         """
         delay_ns = to_ns(seconds, subject="seconds")
         if delay_ns < 0:
@@ -210,6 +219,7 @@ class FlakyServer(Closing):
 
         Raises:
             ConfigurationError: `times` or `method` is invalid.
+            TypeError: `times` is of a wrong type.
         """
         self._add(_Fault(method, times, loses_response=True))
 
@@ -250,6 +260,9 @@ class FlakyServer(Closing):
         self._reserved.close()
 
     def _add(self, fault: _Fault) -> None:
+        is_number = isinstance(fault.left, int) and not isinstance(fault.left, bool)
+        if fault.left is not None and not is_number:
+            raise TypeError(f"times must be a whole number or None, not {fault.left!r}")
         if fault.left is not None and fault.left < 1:
             raise ConfigurationError(
                 f"times must be 1 or more, or None for all calls, not {fault.left!r}"
