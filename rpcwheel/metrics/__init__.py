@@ -16,6 +16,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel._lazy import lazy_names
+from rpcwheel.telemetry.switches import SINKS, is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +27,9 @@ else:  # on demand: `prometheus_client` may not be installed
 
 _LOG: Final = logging.getLogger("rpcwheel")
 
-__all__ = ["Collector", "start"]
+__all__ = ["start"]
+if is_installed(SINKS["prometheus"]):  # otherwise a star import would raise
+    __all__ += ["Collector"]
 
 
 def start(sinks: Iterable[str]) -> None:
