@@ -29,7 +29,7 @@ from typing import Final, TypeAlias
 
 from rpcwheel.errors import InstanceIdConflict, RpcWheelError
 
-from .events import Event, LogLine, plural
+from .events import Event, LogLine, plural, time_text
 from .rate_limit import RateLimiter, Suppressed
 
 MAX_LINE: Final = 600
@@ -184,7 +184,12 @@ def _texts(event: Event, values: dict[str, Value], more: str, max_text: int) -> 
     line = event.log_line
     counted = line.counted_fields if line is not None else ()
     counts = {f"{field} {noun}": plural(values[field], noun) for field, noun in counted}
-    return {**values, **counts, "call": call, **computed, "error": error, "more": more}
+    times = {
+        field: time_text(value)
+        for field, value in values.items()
+        if field.endswith("_s") and isinstance(value, (int, float))
+    }
+    return {**values, **times, **counts, "call": call, **computed, "error": error, "more": more}
 
 
 def _has_status(error: BaseException) -> bool:
