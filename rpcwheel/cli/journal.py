@@ -50,12 +50,9 @@ from .journal_view import (
     total_of,
 )
 from .journal_work import work
-from .parameters import check_seconds, parse_span, with_options
+from .parameters import JournalUrl, check_seconds, parse_span, with_options
 from .protobuf_view import named_fields, numbered_fields
 from .table import print_table, table_of
-
-URL_PREFIXES: Final = ("sqlite:///", "postgresql://", "redis://", "rediss://")
-
 
 MAX_COUNT: Final = 10_000
 """How far a question counts the selected calls."""
@@ -78,14 +75,6 @@ STATES: Final = {
 MAX_NUMBER: Final = 2**63 - 2
 """The largest number of a call or of calls: engines have 63 bits, and `ls` asks for one more."""
 
-Url = Annotated[
-    str,
-    typer.Argument(
-        metavar="URL",
-        help="sqlite:///FILE, postgresql://HOST/DATABASE or redis://HOST:PORT.",
-        autocompletion=lambda: list(URL_PREFIXES),
-    ),
-]
 Watch = Annotated[bool, typer.Option("--watch", help="Show changes until Ctrl-C.")]
 Interval = Annotated[
     float, typer.Option(metavar="SECONDS", callback=check_seconds, help="Between two looks.")
@@ -167,7 +156,7 @@ selecting = with_options(selection, "chosen")
 @journal.command
 @selecting
 def ls(
-    url: Url,
+    url: JournalUrl,
     chosen: Filter,
     limit: Annotated[
         int, typer.Option(min=1, max=MAX_NUMBER, help="How many calls to show.")
@@ -197,7 +186,7 @@ def ls(
 
 @journal.command
 def show(
-    url: Url,
+    url: JournalUrl,
     number: Annotated[int, typer.Argument(metavar="ID", min=0, max=MAX_NUMBER)],
     body: Annotated[
         bool, typer.Option("--body", help="Show the requests, or the arguments of the function.")
@@ -229,7 +218,7 @@ def show(
 @journal.command
 @selecting
 def retry(
-    url: Url,
+    url: JournalUrl,
     chosen: Filter,
     every: All = False,
     yes: Yes = False,
@@ -245,7 +234,7 @@ def retry(
 @journal.command
 @selecting
 def drop(
-    url: Url,
+    url: JournalUrl,
     chosen: Filter,
     every: Annotated[
         bool, typer.Option("--all", help="All dead letters; needed if there is no filter.")
@@ -269,7 +258,7 @@ def drop(
 @journal.command
 @selecting
 def export(
-    url: Url,
+    url: JournalUrl,
     chosen: Filter,
     body: Annotated[
         bool, typer.Option("--body", help="With the requests (base64) and arguments.")
@@ -283,7 +272,7 @@ def export(
 
 @journal.command
 def stats(
-    url: Url,
+    url: JournalUrl,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object; with --watch, one on each line.")
     ] = False,

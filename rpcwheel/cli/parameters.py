@@ -12,6 +12,17 @@ import typer
 
 from .doctor.tls import ROOTS_VARIABLE, TlsSettings
 
+JOURNAL_PREFIXES: Final = ("sqlite:///", "postgresql://", "redis://", "rediss://")
+
+JournalUrl = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="sqlite:///FILE, postgresql://HOST/DATABASE or redis://HOST:PORT.",
+        autocompletion=lambda: list(JOURNAL_PREFIXES),
+    ),
+]
+
 LONGEST_S: Final = 1e6
 """Eleven days, less than sockets and threads can wait for."""
 

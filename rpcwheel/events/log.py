@@ -210,7 +210,7 @@ def _is_call_error(error: BaseException) -> bool:
 
 def status_text(error: BaseException | None) -> str:
     """Return the text of an error for a status: one line, escaped; "" for None."""
-    return "" if error is None else error_text(error, MAX_ERROR)
+    return "" if error is None else error_text(error)
 
 
 def waiting_calls(count: int) -> str:

@@ -421,12 +421,12 @@ class KitBase(
         )
         return intercepted
 
-    def _warn_not_probed(self, *, stacklevel: int) -> None:
+    def _warn_not_probed(self) -> None:
         """Warn once that `heartbeat` has no effect on channels with `client_interceptors()`."""
         beat = self._policy.heartbeat
         if not self._has_warned and beat is not None and beat.interval is not None:
             self._has_warned = True
-            warnings.warn(NOT_PROBED, RuntimeWarning, stacklevel=stacklevel + 1)
+            warnings.warn(NOT_PROBED, RuntimeWarning, stacklevel=3)
 
     @property
     def breakers(self) -> Breakers:

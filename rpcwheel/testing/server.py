@@ -148,8 +148,8 @@ class FlakyServer(Closing):
         Args:
             times: How many of the next calls; None for all until `recover`.
             code: The status code or its name.
-            method: The full name of the method whose calls fail, or a
-                pattern such as `"/shop.Orders/*"`.
+            method: The full name of the method whose calls fail, or a pattern such as
+                `"/shop.Orders/*"`.
             details: The details of the status.
             trailing_metadata: Sent with the status, such as `[("grpc-retry-pushback-ms", "5")]`.
 
@@ -176,13 +176,11 @@ class FlakyServer(Closing):
         of HTTP/2 are answered.
 
         Args:
-            times: How many of the next calls; None for all until `recover`.
-            method: The full name of the method whose calls hang, or a
-                pattern such as `"/shop.Orders/*"`.
+            times: As in `fail`.
+            method: As in `fail`.
 
         Raises:
-            ConfigurationError: `times` or `method` is invalid.
-            TypeError: `times` is of a wrong type.
+            ConfigurationError, TypeError: As `fail`.
         """
         self._add(_Fault(method, times, math.inf))
 
@@ -191,14 +189,11 @@ class FlakyServer(Closing):
 
         Args:
             seconds: Seconds of real time, or a `timedelta`. A `ManualTimer` does not move them.
-            times: How many of the next calls; None for all until `recover`.
-            method: The full name of the method whose calls wait, or a
-                pattern such as `"/shop.Orders/*"`.
+            times: As in `fail`.
+            method: As in `fail`.
 
         Raises:
-            ConfigurationError: `seconds`, `times` or `method` is invalid.
-            TypeError: `times` is of a wrong type, or `seconds` is neither a number nor a
-                `timedelta`.
+            ConfigurationError, TypeError: As `fail`, or `seconds` is no time.
         """
         delay_ns = to_ns(seconds, subject="seconds")
         if delay_ns < 0:
@@ -213,13 +208,11 @@ class FlakyServer(Closing):
         status is sent.
 
         Args:
-            times: How many of the next calls; None for all until `recover`.
-            method: The full name of the method whose responses are lost, or a
-                pattern such as `"/shop.Orders/*"`.
+            times: As in `fail`.
+            method: As in `fail`.
 
         Raises:
-            ConfigurationError: `times` or `method` is invalid.
-            TypeError: `times` is of a wrong type.
+            ConfigurationError, TypeError: As `fail`.
         """
         self._add(_Fault(method, times, loses_response=True))
 

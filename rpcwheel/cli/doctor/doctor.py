@@ -7,7 +7,7 @@ the other, from the name to a health check, and ends where the next step cannot 
 import os
 import sys
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import grpc
@@ -39,11 +39,11 @@ class DoctorSettings:
     """The options of the command line."""
 
     target: ServerTarget
-    tls: TlsSettings = field(default_factory=TlsSettings)
-    service: str = ""
-    timeout: float = 5.0
-    samples: int = 5
-    keepalive: float | None = None
+    tls: TlsSettings
+    service: str
+    timeout: float
+    samples: int
+    keepalive: float | None
 
     def endpoint(self, address: Address) -> peer.Endpoint:
         """Return the endpoint for one of the target's addresses."""
@@ -91,14 +91,7 @@ def doctor(
         parsed = parse_target(target)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="HOST:PORT") from None
-    settings = DoctorSettings(
-        parsed,
-        tls,
-        service,
-        timeout,
-        samples,
-        keepalive,
-    )
+    settings = DoctorSettings(parsed, tls, service, timeout, samples, keepalive)
     raise typer.Exit(run(settings, as_json_object=json))
 
 
