@@ -307,7 +307,7 @@ def read_text(path: Path) -> str:
                 f"{path}: it is larger than {MAX_FILE_BYTES:,} bytes; settings need a few "
                 "thousand: check that it is the right file"
             )
-        return content.decode("utf-8").replace("\r\n", "\n")
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: it can't be read: {error}") from error
 

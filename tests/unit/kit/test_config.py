@@ -78,7 +78,13 @@ def file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("shop.toml", TOML), ("shop.yaml", YAML), ("SHOP.YML", YAML)]
+    ("name", "text"),
+    [
+        ("shop.toml", TOML),
+        ("shop.yaml", YAML),
+        ("SHOP.YML", YAML),
+        ("windows.toml", f"\ufeff{TOML}"),
+    ],
 )
 def test_toml_and_yaml_files_give_the_same_policy_as_code(file, name, text):
     assert policy_from_file(file(text, name)) == MEANT
