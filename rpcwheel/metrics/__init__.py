@@ -44,23 +44,15 @@ def start(sinks: Iterable[str]) -> None:
     start_counting()
     for sink in sinks:
         try:
-            _STARTS[sink]()
+            if sink == "prometheus":
+                from . import prometheus
+
+                prometheus.start()
+            else:
+                from . import opentelemetry
+
+                opentelemetry.start()
         except ImportError as error:  # the installed package is too old
             _LOG.warning("metrics for %s stay off: %s", sink, error)
         except Exception:  # noqa: BLE001 - the program continues without it
             _LOG.exception("metrics for %s stay off", sink)
-
-
-def _start_prometheus() -> None:
-    from . import prometheus
-
-    prometheus.start()
-
-
-def _start_opentelemetry() -> None:
-    from . import opentelemetry
-
-    opentelemetry.start()
-
-
-_STARTS: Final = {"prometheus": _start_prometheus, "otel": _start_opentelemetry}

@@ -360,6 +360,9 @@ def test_a_variable_name_is_the_path_of_a_setting_and_its_value_json_or_text():
         IDEMPOTENT="true",
         CRITICALITY="SHEDDABLE-PLUS",
         LIMIT="adaptive",
+        STATUS_PORT="0",
+        STATUS_HOST="127.0.0.2",
+        STATUS_TOKEN="1234567890123456",
         METHODS='{"/a/*": {"timeout": 1, "failback": null}}',
     )
     assert (policy.timeout.timeout, policy.timeout.slow_call_threshold) == (2.0, 1.0)
@@ -369,6 +372,8 @@ def test_a_variable_name_is_the_path_of_a_setting_and_its_value_json_or_text():
     assert policy.idempotent is True
     assert policy.criticality is Criticality.SHEDDABLE_PLUS
     assert policy.limit == LimitPolicy()
+    assert (policy.status_port, policy.status_host) == (0, "127.0.0.2")
+    assert policy.status_token.get_secret_value() == "1234567890123456"
     assert from_env(LIMIT="7", LIMIT__MAX_WAIT="0.5").limit == LimitPolicy(
         max_concurrent=7, max_wait=0.5
     )
