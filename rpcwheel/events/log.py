@@ -198,11 +198,6 @@ def _has_status(error: BaseException) -> bool:
     return grpc is not None and isinstance(error, grpc.RpcError)
 
 
-def _has_frames(error: BaseException) -> bool:
-    """Whether the error or an earlier one of its chain has a traceback."""
-    return any((error.__traceback__, error.__cause__, error.__context__))
-
-
 def _is_call_error(error: BaseException) -> bool:
     """Whether it is an error of gRPC's own, whose `str` has many lines."""
     return _has_status(error) and not isinstance(error, RpcWheelError)
@@ -241,7 +236,8 @@ def traceback_of(error: BaseException) -> str | None:
 
     None if it has none, or for a gRPC status, whose traceback does not say more.
     """
-    if _has_status(error) or not _has_frames(error):
+    has_frames = any((error.__traceback__, error.__cause__, error.__context__))
+    if _has_status(error) or not has_frames:
         return None
     lines = "".join(traceback.format_exception(error)).rstrip().split("\n")
     first, last = _half(lines), _half(lines[::-1])[::-1]
