@@ -282,13 +282,8 @@ def stats(
     """Count the calls of each queue and target."""
     with _opened(url) as backend:
         if as_json:
-            indent = None if watch else 2
-            _print_results(
-                backend,
-                lambda: print(_document(backend, indent), flush=True),
-                watch=watch,
-                interval=interval,
-            )
+            print_one = partial(_print_document, backend, None if watch else 2)
+            _print_results(backend, print_one, watch=watch, interval=interval)
             return
         _show(backend, lambda: _depths_frame(backend), watch=watch, interval=interval)
 
@@ -418,10 +413,11 @@ def _depths_frame(backend: JournalBackend) -> _Frame:
     return _Frame(DEPTH_COLUMNS, depth_rows(depths), f"{counts} at {backend.url}")
 
 
-def _document(backend: JournalBackend, indent: int | None) -> str:
+def _print_document(backend: JournalBackend, indent: int | None) -> None:
     depths: list[Depth] = backend.depths()
     totals: dict[str, Any] = {"journal": str(backend.url), "total": total_of(depths)}
-    return json.dumps(totals | {"queues": list(map(depth_as_json, depths))}, indent=indent)
+    document = totals | {"queues": list(map(depth_as_json, depths))}
+    print(json.dumps(document, indent=indent), flush=True)
 
 
 def _print_results(
