@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -112,6 +111,7 @@ def main(
     rows = tuple(each for each in results if isinstance(each, Row))
     write_rows(options, rows)
     skipped = [each for each in results if isinstance(each, Skipped)]
-    show = partial(page, facts=known, skipped=skipped, command=program.command)
-    program.publish(show(Results(rows), scales[scale]), program.place(options, only))
+    origin = _page.Origin(known, skipped, program.command)
+    shown = page(Results(rows), scales[scale], origin=origin)
+    program.publish(shown, program.place(options, only))
     return 0

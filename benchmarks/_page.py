@@ -9,11 +9,16 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rpcwheel import __version__
+
+if TYPE_CHECKING:
+    from benchmarks.calls.subjects import Skipped
 
 EMPTY = "–"
 
@@ -32,6 +37,34 @@ def facts(*packages: str) -> dict[str, str]:
         "rpcwheel": __version__,
         "Versions": ", ".join(f"{name} {_version(name)}" for name in packages),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the figures of a page come from, and what was not measured."""
+
+    facts: Mapping[str, str]
+    skipped: Sequence[Skipped]
+    command: str
+
+    def parts(self, title: str, remark: str = "") -> list[str]:
+        """The first parts of the page; the remark is about the command."""
+        facts = [f"* {name}: {value}" for name, value in self.facts.items()]
+        lines = "\n".join([*facts, f"* Command: `{self.command}`{remark}"])
+        skipped = [f"Not measured: {each.what} ({each.why})." for each in self.skipped]
+        return [f"# {title}", lines, *skipped]
+
+
+def quartiles(values: Mapping[str, float], name: str) -> str:
+    """A ratio, and in brackets its quartiles."""
+    ratio, q1, q3 = (values[f"{name}_ratio{part}"] for part in ("", "_q1", "_q3"))
+    return f"{ratio:.2f} ({q1:.2f}–{q3:.2f})"
+
+
+def within(values: Mapping[str, float], key: str) -> str:
+    """Seconds; or for how long it was waited in vain."""
+    value = values.get(key)
+    return f"> {values['waited_s']:g}" if value is None else f"{value:.2f}"
 
 
 def engines(*names: str) -> dict[str, str]:

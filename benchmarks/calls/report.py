@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from benchmarks import _page
-from benchmarks._page import figure, table
+from benchmarks._page import Origin, figure, table
 from benchmarks.calls import hedging
 from benchmarks.calls.scale import (
     COUNTS,
@@ -19,7 +19,7 @@ from benchmarks.calls.scale import (
     World,
 )
 from benchmarks.calls.slow_server import DELAY_S, ONE_IN, WORK_S
-from benchmarks.calls.subjects import BASELINE, TIMEOUT_S, Skipped
+from benchmarks.calls.subjects import BASELINE, TIMEOUT_S
 from benchmarks.calls.verdict import TARGETS, WORLDS
 from benchmarks.calls.wire import PAYLOAD
 
@@ -86,14 +86,10 @@ def page(
     results: Results,
     scale: Scale,
     *,
-    facts: Mapping[str, str],
-    skipped: Sequence[Skipped],
-    command: str,
+    origin: Origin,
 ) -> str:
     """The page, as Markdown."""
-    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Command: `{command}`"]
-    parts = ["# Calls: cost of interceptors, effect of hedging", "\n".join(origin)]
-    parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
+    parts = origin.parts("Calls: cost of interceptors, effect of hedging")
     verdicts = [target.verdict(results) for target in TARGETS]
     parts += [
         "## Targets",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from benchmarks import _child
 from benchmarks._main import Program, write_rows
+from benchmarks._page import Origin
 from benchmarks.calls.subjects import Skipped
 from benchmarks.capacity import __doc__ as about
 from benchmarks.capacity import report
@@ -47,13 +48,9 @@ def main() -> int:
     results = list(run(only, scale))
     rows = [each for each in results if not isinstance(each, Skipped)]
     write_rows(options, rows)
-    page = report.page(
-        rows,
-        facts=report.facts(),
-        skipped=[each for each in results if isinstance(each, Skipped)],
-        command=PROGRAM.command,
-    )
-    PROGRAM.publish(page, PROGRAM.place(options, only))
+    skipped = [each for each in results if isinstance(each, Skipped)]
+    origin = Origin(report.facts(), skipped, PROGRAM.command)
+    PROGRAM.publish(report.page(rows, origin=origin), PROGRAM.place(options, only))
     return 0
 
 

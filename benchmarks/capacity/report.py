@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from benchmarks import _page
-from benchmarks._page import EMPTY, figure, table
-from benchmarks.calls.subjects import Skipped
+from benchmarks._page import EMPTY, Origin, figure, table
 from benchmarks.capacity.subjects import BODY, Disk, Growth, Series, Threads
 
 NOTES = """\
@@ -33,14 +32,10 @@ Rows = Sequence[Growth | Disk | Series | Threads]
 def page(
     rows: Rows,
     *,
-    facts: Mapping[str, str],
-    skipped: Sequence[Skipped],
-    command: str,
+    origin: Origin,
 ) -> str:
     """The page, as Markdown."""
-    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Command: `{command}`"]
-    parts = ["# Capacity: memory, threads, descriptors, series, disk", "\n".join(origin)]
-    parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
+    parts = origin.parts("Capacity: memory, threads, descriptors, series, disk")
     if grown := [row for row in rows if isinstance(row, Growth)]:
         headers = ("each", "bytes", "descriptors", "threads of all", "measured with")
         parts += ["## Memory and descriptors", table(headers, list(map(_growth_cells, grown)))]

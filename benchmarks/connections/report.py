@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from benchmarks._page import EMPTY, figure, table
+from benchmarks._page import EMPTY, Origin, figure, quartiles, table, within
 from benchmarks.calls.report import facts as call_facts
 from benchmarks.calls.scale import Results, Row, Side
-from benchmarks.calls.subjects import Skipped
 from benchmarks.connections.notes import notes
 from benchmarks.connections.scale import Scale
 from benchmarks.connections.subjects import (
@@ -33,14 +32,10 @@ def page(
     results: Results,
     scale: Scale,
     *,
-    facts: Mapping[str, str],
-    skipped: Sequence[Skipped],
-    command: str,
+    origin: Origin,
 ) -> str:
     """The page, as Markdown."""
-    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Command: `{command}`"]
-    parts = ["# Connections: heartbeats, reconnects, idle detection", "\n".join(origin)]
-    parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
+    parts = origin.parts("Connections: heartbeats, reconnects, idle detection")
     verdicts = [target.verdict(results) for target in TARGETS]
     parts += ["## Target", table(("", "measured", "target", ""), verdicts)]
     for title, side, measures in _SECTIONS:
@@ -101,19 +96,11 @@ def _largest_tenth(row: Row) -> str:
 
 
 def _within(key: str) -> Cell:
-    def cell(row: Row) -> str:
-        value = row.values.get(key)
-        return f"> {row.values['waited_s']:g}" if value is None else f"{value:.2f}"
-
-    return cell
+    return lambda row: within(row.values, key)
 
 
 def _ratio(clock: str) -> Cell:
-    def cell(row: Row) -> str:
-        ratio, q1, q3 = (row.values[f"{clock}_ratio{part}"] for part in ("", "_q1", "_q3"))
-        return f"{ratio:.2f} ({q1:.2f}–{q3:.2f})"
-
-    return cell
+    return lambda row: quartiles(row.values, clock)
 
 
 def _before_after(key: str) -> Cell:

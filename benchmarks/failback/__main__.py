@@ -55,9 +55,7 @@ def main() -> int:
         waiting[0] if waiting else None,
         backlog,
         SCALES[scale],
-        facts=facts,
-        skipped=skipped,
-        command=PROGRAM.command,
+        origin=_page.Origin(facts, skipped, PROGRAM.command),
     )
     PROGRAM.publish(page, PROGRAM.place(options, only))
     return 0

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks import _page
-from benchmarks._page import figure, table
-from benchmarks.calls.subjects import Skipped
+from benchmarks._page import Origin, figure, table
 from benchmarks.failback.scale import (
     AT_MOST,
     CHANNEL,
@@ -57,14 +56,10 @@ def page(
     backlog: Rows,
     scale: Scale,
     *,
-    facts: Mapping[str, str],
-    skipped: Sequence[Skipped],
-    command: str,
+    origin: Origin,
 ) -> str:
     """The page, as Markdown."""
-    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Command: `{command}`"]
-    parts = ["# Failback", "\n".join(origin)]
-    parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
+    parts = origin.parts("Failback")
     verdicts = [
         *_appends_met(appends),
         *(_waiting_met(waiting) if waiting else ()),

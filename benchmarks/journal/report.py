@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from benchmarks import _page
-from benchmarks._page import figure, table
+from benchmarks._page import Origin, figure, quartiles, table
 from benchmarks.calls.scale import Results, Row
-from benchmarks.calls.subjects import Skipped
 from benchmarks.journal.subjects import (
     AT_MOST,
     BATCH,
@@ -38,14 +37,10 @@ def page(
     results: Results,
     scale: Scale,
     *,
-    facts: Mapping[str, str],
-    skipped: Sequence[Skipped],
-    command: str,
+    origin: Origin,
 ) -> str:
     """The page, as Markdown."""
-    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Command: `{command}`"]
-    parts = ["# Journals and their engines", "\n".join(origin)]
-    parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
+    parts = origin.parts("Journals and their engines")
     parts += ["## Target", table(("", "measured", "target", ""), list(_verdicts(results)))]
     for what in (ONE, BATCH, SINGLE, WORKER, WORKERS):
         rows = list(results.of("client", "sync", what))
@@ -66,12 +61,11 @@ def facts(load: str) -> dict[str, str]:
 
 def _line(row: Row) -> tuple[str, ...]:
     values = row.values
-    ratio, q1, q3 = (values[f"wall_ratio{part}"] for part in ("", "_q1", "_q3"))
     return (
         row.subject,
         f"{1e6 / values['wall_us']:,.0f}",
         figure(values["wall_us"]),
-        f"{ratio:.2f} ({q1:.2f}–{q3:.2f})",
+        quartiles(values, "wall"),
         figure(values["cpu_us"]),
     )
 

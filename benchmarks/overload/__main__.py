@@ -41,12 +41,11 @@ def main() -> int:
     ]
     outcomes = [each for each in results if isinstance(each, Outcome)]
     outages = [each for each in results if isinstance(each, OutageOutcome)]
+    skipped = [each for each in results if isinstance(each, Skipped)]
     write_rows(options, [*outcomes, *outages])
     page = report.page(
         outcomes,
-        facts=facts,
-        skipped=[each for each in results if isinstance(each, Skipped)],
-        command=PROGRAM.command,
+        origin=_page.Origin(facts, skipped, PROGRAM.command),
         notes=report.notes(seconds, poisson=options.poisson),
         clients=outage_report.section(outages, seconds),
     )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from benchmarks import _page
-from benchmarks._page import EMPTY, table
-from benchmarks.calls.subjects import Skipped
+from benchmarks._page import EMPTY, Origin, table
 from benchmarks.overload.cases import (
     BURN_S,
     CHAIN_CALLS,
@@ -101,16 +100,12 @@ How it is measured:
 def page(
     outcomes: Sequence[Outcome],
     *,
-    facts: Mapping[str, str],
-    skipped: Sequence[Skipped],
-    command: str,
+    origin: Origin,
     notes: str,
     clients: Iterable[str],
 ) -> str:
     """The page, as Markdown."""
-    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Command: `{command}`"]
-    parts = ["# Overload", "\n".join(origin)]
-    parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
+    parts = origin.parts("Overload")
     if lines := list(verdicts(outcomes)):
         parts += ["## Targets", table(("", "measured", "target", ""), lines)]
     for scenario, group in groupby(outcomes, key=lambda outcome: outcome.case.scenario):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks import _page
-from benchmarks._page import EMPTY, figure, table
+from benchmarks._page import EMPTY, Origin, figure, quartiles, table, within
 from benchmarks.calls.scale import Results, Row
-from benchmarks.calls.subjects import Skipped
 from benchmarks.calls.wire import PAYLOAD
 from benchmarks.registries.scale import Scale
 from benchmarks.registries.subjects import (
@@ -66,14 +65,10 @@ def page(
     results: Results,
     scale: Scale,
     *,
-    facts: Mapping[str, str],
-    skipped: Sequence[Skipped],
-    command: str,
+    origin: Origin,
 ) -> str:
     """The page, as Markdown."""
-    origin = [f"* {name}: {value}" for name, value in facts.items()] + [f"* Command: `{command}`"]
-    parts = ["# Channels by name: calls, picks, updates", "\n".join(origin)]
-    parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
+    parts = origin.parts("Channels by name: calls, picks, updates")
     verdicts = [target.verdict(results) for target in TARGETS]
     parts += ["## Target", table(("unary call", "measured", "target", ""), verdicts)]
     for title, what, columns in _sections(scale):
@@ -102,21 +97,11 @@ def _value(key: str) -> Cell:
 
 
 def _within(key: str) -> Cell:
-    """Seconds; or for how long it was waited in vain."""
-
-    def cell(row: Row) -> str:
-        value = row.values.get(key)
-        return f"> {row.values['waited_s']:g}" if value is None else f"{value:.2f}"
-
-    return cell
+    return lambda row: within(row.values, key)
 
 
 def _ratio(clock: str) -> Cell:
-    def cell(row: Row) -> str:
-        ratio, q1, q3 = (row.values[f"{clock}_ratio{part}"] for part in ("", "_q1", "_q3"))
-        return f"{ratio:.2f} ({q1:.2f}–{q3:.2f})"
-
-    return cell
+    return lambda row: quartiles(row.values, clock)
 
 
 def _pair(key: str) -> Cell:

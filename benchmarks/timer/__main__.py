@@ -35,10 +35,8 @@ def main() -> int:
     facts = _page.facts("uvloop", "Cython") | {"Load before": load}
     if not options.no_rivals:
         facts |= peers.versions()
-    page = report.page(
-        run.results, scale, facts=facts, skipped=run.skipped, command=PROGRAM.command
-    )
-    PROGRAM.publish(page, PROGRAM.place(options, only))
+    origin = _page.Origin(facts, run.skipped, PROGRAM.command)
+    PROGRAM.publish(report.page(run.results, scale, origin=origin), PROGRAM.place(options, only))
     return 0
 
 

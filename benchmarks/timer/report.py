@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks._page import figure, table
-from benchmarks.calls.subjects import Skipped
+from benchmarks._page import Origin, figure, table
 from benchmarks.timer.child import CANCELS_PER_ADVANCE, CANCELS_PER_START, CHUNK, THREADS
 from benchmarks.timer.peers import ASYNCIO, HASHED, HIERARCHICAL, JDK, KAFKA, NETTY, SPARSE
 from benchmarks.timer.steps import FEW, MANY, MILLION, MOST, Results, Scale
@@ -185,20 +184,17 @@ def page(
     results: Results,
     scale: Scale,
     *,
-    facts: Mapping[str, str],
-    skipped: Sequence[Skipped],
-    command: str,
+    origin: Origin,
 ) -> str:
     """The page, as Markdown."""
-    origin = [f"* {name}: {value}" for name, value in facts.items()]
     busy = [figures["wall/cpu"] for figures in results.values() if "wall/cpu" in figures]
-    if busy:
-        origin.append(
-            f"* Command: `{command}`; in the median, pairs took {median(busy):.2f} times their CPU "
-            "time in wall time (1.0: no other program ran)."
-        )
-    parts = ["# Timer: cost in CPU time beside other timers", "\n".join(origin)]
-    parts += [f"Not measured: {each.what} ({each.why})." for each in skipped]
+    remark = (
+        f"; in the median, pairs took {median(busy):.2f} times their CPU time in wall time (1.0: "
+        "no other program ran)."
+        if busy
+        else ""
+    )
+    parts = origin.parts("Timer: cost in CPU time beside other timers", remark)
     verdicts = [target.verdict(results) for target in TARGETS]
     parts += [
         "## Targets",

@@ -50,12 +50,9 @@ from .journal_view import (
     total_of,
 )
 from .journal_work import work
-from .parameters import check_seconds, parse_span, with_options
+from .parameters import JournalUrl, check_seconds, parse_span, with_options
 from .protobuf_view import named_fields, numbered_fields
 from .table import print_table, table_of
-
-URL_PREFIXES: Final = ("sqlite:///", "postgresql://", "redis://", "rediss://")
-
 
 MAX_COUNT: Final = 10_000
 """How far a question counts the selected calls."""
@@ -78,14 +75,6 @@ STATES: Final = {
 MAX_NUMBER: Final = 2**63 - 2
 """The largest number of a call or of calls: engines have 63 bits, and `ls` asks for one more."""
 
-Url = Annotated[
-    str,
-    typer.Argument(
-        metavar="URL",
-        help="sqlite:///FILE, postgresql://HOST/DATABASE or redis://HOST:PORT.",
-        autocompletion=lambda: list(URL_PREFIXES),
-    ),
-]
 Watch = Annotated[bool, typer.Option("--watch", help="Show changes until Ctrl-C.")]
 Interval = Annotated[
     float, typer.Option(metavar="SECONDS", callback=check_seconds, help="Between two looks.")
@@ -167,7 +156,7 @@ selecting = with_options(selection, "chosen")
 @journal.command
 @selecting
 def ls(
-    url: Url,
+    url: JournalUrl,
     chosen: Filter,
     limit: Annotated[
         int, typer.Option(min=1, max=MAX_NUMBER, help="How many calls to show.")
@@ -197,7 +186,7 @@ def ls(
 
 @journal.command
 def show(
-    url: Url,
+    url: JournalUrl,
     number: Annotated[int, typer.Argument(metavar="ID", min=0, max=MAX_NUMBER)],
     body: Annotated[
         bool, typer.Option("--body", help="Show the requests, or the arguments of the function.")
@@ -229,7 +218,7 @@ def show(
 @journal.command
 @selecting
 def retry(
-    url: Url,
+    url: JournalUrl,
     chosen: Filter,
     every: All = False,
     yes: Yes = False,
@@ -245,7 +234,7 @@ def retry(
 @journal.command
 @selecting
 def drop(
-    url: Url,
+    url: JournalUrl,
     chosen: Filter,
     every: Annotated[
         bool, typer.Option("--all", help="All dead letters; needed if there is no filter.")
@@ -269,7 +258,7 @@ def drop(
 @journal.command
 @selecting
 def export(
-    url: Url,
+    url: JournalUrl,
     chosen: Filter,
     body: Annotated[
         bool, typer.Option("--body", help="With the requests (base64) and arguments.")
@@ -283,7 +272,7 @@ def export(
 
 @journal.command
 def stats(
-    url: Url,
+    url: JournalUrl,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object; with --watch, one on each line.")
     ] = False,
@@ -293,11 +282,8 @@ def stats(
     """Count the calls of each queue and target."""
     with _opened(url) as backend:
         if as_json:
-            print(_document(backend, indent=None if watch else 2), flush=True)
-            while watch:
-                time.sleep(interval)
-                _end_leases(backend)
-                print(_document(backend, indent=None), flush=True)
+            print_one = partial(_print_document, backend, None if watch else 2)
+            _print_results(backend, print_one, watch=watch, interval=interval)
             return
         _show(backend, lambda: _depths_frame(backend), watch=watch, interval=interval)
 
@@ -427,10 +413,25 @@ def _depths_frame(backend: JournalBackend) -> _Frame:
     return _Frame(DEPTH_COLUMNS, depth_rows(depths), f"{counts} at {backend.url}")
 
 
-def _document(backend: JournalBackend, indent: int | None) -> str:
+def _print_document(backend: JournalBackend, indent: int | None) -> None:
     depths: list[Depth] = backend.depths()
     totals: dict[str, Any] = {"journal": str(backend.url), "total": total_of(depths)}
-    return json.dumps(totals | {"queues": list(map(depth_as_json, depths))}, indent=indent)
+    document = totals | {"queues": list(map(depth_as_json, depths))}
+    print(json.dumps(document, indent=indent), flush=True)
+
+
+def _print_results(
+    backend: JournalBackend, print_one: Callable[[], None], *, watch: bool, interval: float
+) -> None:
+    """Print a result; with `watch` one after the other, also after the journal did not answer."""
+    print_one()
+    while watch:
+        time.sleep(interval)
+        try:
+            _end_leases(backend)
+            print_one()
+        except JournalError as error:
+            journal.warn(str(error))
 
 
 def _show(
@@ -440,19 +441,10 @@ def _show(
 
     If the journal does not answer later, the last frame stays, with the reason.
     """
-    frame = look()
-    if not watch:
-        frame.print()
+    if not watch or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        _print_results(backend, lambda: look().print(), watch=watch, interval=interval)
         return
-    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
-        frame.print()
-        while True:
-            time.sleep(interval)
-            try:
-                _end_leases(backend)
-                look().print()
-            except JournalError as error:
-                journal.warn(str(error))
+    frame = look()
     console, failure = Console(highlight=False), ""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:

@@ -25,7 +25,7 @@ from rpcwheel.resolver import insecure_channel, secure_channel
 
 from .doctor.tls import TlsSettings
 from .findings import printable
-from .parameters import check_seconds, tls_settings, with_options
+from .parameters import JournalUrl, check_seconds, tls_settings, with_options
 
 LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(message)s"
 
@@ -38,13 +38,7 @@ PROGRESS_INTERVAL_S: Final = 10.0
 
 @with_options(tls_settings, "tls")
 def work(
-    url: Annotated[
-        str,
-        typer.Argument(
-            metavar="URL",
-            help="sqlite:///FILE, postgresql://HOST/DATABASE or redis://HOST:PORT.",
-        ),
-    ],
+    url: JournalUrl,
     queues: Annotated[
         list[str] | None,
         typer.Option("--queue", metavar="NAME", help="Only this queue; several times."),

@@ -1,6 +1,7 @@
 """Parameters that several commands have, and their checks."""
 
 import inspect
+import os
 import re
 from collections.abc import Callable
 from functools import wraps
@@ -9,7 +10,18 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from .doctor.tls import TlsSettings
+from .doctor.tls import ROOTS_VARIABLE, TlsSettings
+
+JOURNAL_PREFIXES: Final = ("sqlite:///", "postgresql://", "redis://", "rediss://")
+
+JournalUrl = Annotated[
+    str,
+    typer.Argument(
+        metavar="URL",
+        help="sqlite:///FILE, postgresql://HOST/DATABASE or redis://HOST:PORT.",
+        autocompletion=lambda: list(JOURNAL_PREFIXES),
+    ),
+]
 
 LONGEST_S: Final = 1e6
 """Eleven days, less than sockets and threads can wait for."""
@@ -93,7 +105,8 @@ def tls_settings(
         if enabled:
             settings.context()
     except (OSError, ValueError) as error:
-        files = ", ".join(str(file) for file in (ca, cert, key) if file)
+        roots = ca or (f"${ROOTS_VARIABLE}" if os.environ.get(ROOTS_VARIABLE) else None)
+        files = ", ".join(str(file) for file in (roots, cert, key) if file)
         raise typer.BadParameter(f"{files} cannot be used: {error}") from None
     return settings
 

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Annotated, Final, NoReturn
 
@@ -337,8 +336,12 @@ def _open_registry(
     try:
         with open_registry(url, registry_policy=policy) as opened:
             parsed = parse_url(url)
-            if parsed.scheme == "sqlite" and not creates:
-                _check_file(opened.url, expanded(parsed.path, url))
+            is_file = parsed.scheme == "sqlite"
+            if is_file and not creates and not expanded(parsed.path, url).exists():
+                raise RegistryUnavailable(
+                    f"{opened.url}: there is no such file; the first server or client that uses "
+                    "the registry creates it"
+                )
             if parsed.scheme == "memory":
                 registry.warn(
                     "memory:// is private to each process; instances of others are not visible"
@@ -355,14 +358,6 @@ def _open_registry(
 def _open_backend(url: str, timeout: float) -> closing[RegistryBackend]:
     """Open the backend of a registry, for what a `Registry` does not have. Does not connect yet."""
     return closing(open_backend(url, Settings(LEASE_TTL_S, timeout)))
-
-
-def _check_file(url: str, path: Path) -> None:
-    if not path.exists():
-        raise RegistryUnavailable(
-            f"{url}: there is no such file; the first server or client that uses the registry "
-            "creates it"
-        )
 
 
 def _cause(events: SimpleQueue[object], error: RegistryError) -> RegistryError:

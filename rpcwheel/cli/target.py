@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from rpcwheel.errors import without_secrets
-from rpcwheel.instance import LARGEST_PORT, explicit_target
+from rpcwheel.instance import GRPC_SCHEMES, LARGEST_PORT, explicit_target
 
 from .findings import Problem
 
 SCHEMES: Final = ("dns:///", "dns:", "ipv4:", "ipv6:", "passthrough:///")
+
+NOT_SUPPORTED: Final = GRPC_SCHEMES - {"dns", "ipv4", "ipv6", "unix"}
 
 SocketAddress = tuple[str, int] | tuple[str, int, int, int] | str
 """What `socket.connect` takes."""
@@ -58,6 +60,11 @@ def parse_target(text: str) -> ServerTarget:
         if not path:
             raise ValueError("a Unix socket needs a path: unix:/run/app.sock")
         return ServerTarget("", 0, path)
+    scheme = text.partition(":")[0].lower()
+    if scheme in NOT_SUPPORTED:
+        raise ValueError(
+            f"give HOST:PORT, [IPv6]:PORT or unix:/path, not a target of {scheme!r}: {text}"
+        )
     if "://" in text and not text.startswith(SCHEMES):
         from rpcwheel.registry.backends import BACKENDS  # now: most targets do not need it
 
@@ -69,8 +76,10 @@ def parse_target(text: str) -> ServerTarget:
                 f"`rpcwheel registry ls {shown}` lists them"
             )
         raise ValueError(f"leave out {scheme}://, give HOST:PORT: {rest.rstrip('/')}")
-    text = text.removeprefix(next(filter(text.startswith, SCHEMES), ""))
-    host, port = _host_and_port(text)
+    address = text.removeprefix(next(filter(text.startswith, SCHEMES), ""))
+    if "," in address or "/" in address:  # several addresses, or that of a name server
+        raise ValueError(f"give one HOST:PORT, not {text!r}")
+    host, port = _host_and_port(address)
     if not host:
         raise ValueError(f"{text!r} has no host; give HOST:PORT, such as localhost:50051")
     if not (port.isascii() and port.isdigit()) or not 0 < int(port) <= LARGEST_PORT:

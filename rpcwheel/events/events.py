@@ -99,7 +99,8 @@ class LogLine(NamedTuple):
     level: int
     template: str
     """A %-template over the event's fields, the texts of `Event.log_texts`, and `call`: `name` and
-    `function`. `%(count call)s` is the field `count` with a noun: `1 call`, `2 calls`."""
+    `function`. `%(count call)s` is the field `count` with a noun: `1 call`, `2 calls`. A field that
+    ends with `_s` has its unit: `0.25 s`."""
     subject: str | None = None
     """Names of fields, separated by spaces. The rate is limited for each combination of their
     values. None: those of `Event.subject_fields`."""
@@ -147,6 +148,11 @@ def plural(count: object, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def time_text(seconds: float) -> str:
+    """Return a time with three digits, or with all before the point: `0.25 s`, `86,400 s`."""
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"  # noqa: PLR2004
+
+
 class Event:
     """The base class of all events; annotate a sink with it: `def sink(event: Event) -> None`."""
 
@@ -184,7 +190,7 @@ class TaskSlow(_TimerEvent):
 
     log_line = LogLine(
         WARNING,
-        "%(timer)s: task %(task)s blocked the timer's thread for %(duration_s).3f s; "
+        "%(timer)s: task %(task)s blocked the timer's thread for %(duration_s)s; "
         "run blocking work on an executor",
     )
     metric = Count("timer_tasks_slow", "Tasks that blocked the timer's thread.")
@@ -247,7 +253,7 @@ class FailbackQueued(_FailbackEvent):
 
     log_line = LogLine(
         WARNING,
-        "%(call)s failed and was queued, next attempt in %(delay_s).3g s, "
+        "%(call)s failed and was queued, next attempt in %(delay_s)s, "
         "%(pending)d queued: %(error)s",
     )
     metric = Count("failback_queued", "Calls that failed and were queued.")
@@ -264,8 +270,8 @@ class FailbackAttemptFailed(_FailbackEvent):
 
     log_line = LogLine(
         INFO,
-        "%(call)s failed %(attempts)d times in %(waited_s).3g s, "
-        "next attempt in %(delay_s).3g s: %(error)s",
+        "%(call)s failed %(attempts)d times in %(waited_s)s, "
+        "next attempt in %(delay_s)s: %(error)s",
     )
     metric = Count(
         "failback_attempts_failed",
@@ -283,9 +289,7 @@ class FailbackAttemptFailed(_FailbackEvent):
 class FailbackDelivered(_FailbackEvent):
     """A queued call succeeded at attempt `attempts`, `waited_s` after its first attempt."""
 
-    log_line = LogLine(
-        INFO, "%(call)s was delivered at attempt %(attempts)d, after %(waited_s).3g s"
-    )
+    log_line = LogLine(INFO, "%(call)s was delivered at attempt %(attempts)d, after %(waited_s)s")
     metric = Count("failback_delivered", "Queued calls that succeeded.")
     histogram = Count(
         "failback_delivery_seconds",
@@ -305,8 +309,7 @@ class FailbackGaveUp(_FailbackEvent):
 
     log_line = LogLine(
         ERROR,
-        "%(call)s was given up after %(attempts)d attempts in %(waited_s).3g s, "
-        "%(reason)s: %(error)s",
+        "%(call)s was given up after %(attempts)d attempts in %(waited_s)s, %(reason)s: %(error)s",
         traceback=True,
     )
     metric = Count("failback_gave_up", "Queued calls that were given up.")
@@ -370,7 +373,7 @@ class FailbackLost(_FailbackEvent):
     log_line = LogLine(
         ERROR,
         "%(name)s: %(count call)s not delivered, %(reason)s; "
-        "the oldest waited %(oldest_s).3g s: %(functions)s",
+        "the oldest waited %(oldest_s)s: %(functions)s",
         subject="name",
     )
     metric = Count(
@@ -440,7 +443,7 @@ class JournalRecovered(_FailbackEvent):
 
     log_line = LogLine(
         INFO,
-        "%(journal)s: calls can be stored again after %(after_s).3g s",
+        "%(journal)s: calls can be stored again after %(after_s)s",
         subject="journal",
         interval_s=OUTAGE_INTERVAL_S,
         always_after=JournalFailed,
@@ -477,7 +480,7 @@ class _CallEvent(Event):
 class CallSlow(_CallEvent):
     """A call still runs `elapsed_s` after its start. `side` is "client" or "server"."""
 
-    log_line = LogLine(WARNING, "%(method)s (%(side)s) still runs after %(elapsed_s).3g s")
+    log_line = LogLine(WARNING, "%(method)s (%(side)s) still runs after %(elapsed_s)s")
     metric = Count("slow_calls", "Calls that took longer than slow_call_threshold.", "method side")
     method: str
     side: str
@@ -490,7 +493,7 @@ class RetryScheduled(_CallEvent):
 
     log_line = LogLine(
         INFO,
-        "%(method)s failed with %(code)s at attempt %(attempts)d, next attempt in %(delay_s).3g s",
+        "%(method)s failed with %(code)s at attempt %(attempts)d, next attempt in %(delay_s)s",
     )
     metric = Count(
         "retries",
@@ -557,7 +560,7 @@ class DefaultResponseUsed(_CallEvent):
 class StreamStalled(_CallEvent):
     """A response stream was canceled, because no message came for `silent_s`."""
 
-    log_line = LogLine(WARNING, "%(method)s was canceled, no message for %(silent_s).3g s")
+    log_line = LogLine(WARNING, "%(method)s was canceled, no message for %(silent_s)s")
     metric = Count("streams_stalled", "Streams ended by message_timeout.")
     method: str
     silent_s: float
@@ -572,7 +575,7 @@ class DeadlineExceededBeforeStart(_CallEvent):
 
     log_line = LogLine(
         WARNING,
-        "%(method)s was refused, its deadline passed %(late_s).3g s before the handler could start",
+        "%(method)s was refused, its deadline passed %(late_s)s before the handler could start",
     )
     metric = Count(
         "deadlines_exceeded_before_start",
@@ -622,7 +625,7 @@ class OverloadEnded(_CallEvent):
 
     log_line = LogLine(
         INFO,
-        "%(server)s is no longer overloaded; it has refused %(refused call)s in %(duration_s).3g s",
+        "%(server)s is no longer overloaded; it has refused %(refused call)s in %(duration_s)s",
         subject="server",
         always_after=OverloadBegan,
     )
@@ -674,7 +677,9 @@ class BreakerOpened(_CallEvent):
     def log_texts(self) -> dict[str, str]:
         """Return `state`: that it is open, and what follows."""
         by_hand = math.isinf(self.duration_s)
-        then = " until it is reset" if by_hand else f"; it tries again in {self.duration_s:.3g} s"
+        then = (
+            " until it is reset" if by_hand else f"; it tries again in {time_text(self.duration_s)}"
+        )
         return {"state": f"is open{then}"}
 
 
@@ -684,7 +689,7 @@ class BreakerClosed(_CallEvent):
 
     log_line = LogLine(
         INFO,
-        "%(target)s %(method)s: the circuit breaker is closed again, after %(duration_s).3g s",
+        "%(target)s %(method)s: the circuit breaker is closed again, after %(duration_s)s",
         subject="target method",
         always_after=BreakerOpened,
     )
@@ -715,7 +720,7 @@ class ThrottleEnded(_CallEvent):
     log_line = LogLine(
         INFO,
         "%(target)s %(method)s: the client sends all calls again; it has not sent %(refused call)s "
-        "in %(duration_s).3g s",
+        "in %(duration_s)s",
         subject="target method",
         always_after=ThrottleBegan,
     )
@@ -731,7 +736,7 @@ class LateResponse(_CallEvent):
 
     log_line = LogLine(
         WARNING,
-        "%(name)s: the response to %(key)s came %(late_s).3g s after the call had %(ending)s",
+        "%(name)s: the response to %(key)s came %(late_s)s after the call had %(ending)s",
         subject="name",
     )
     name: str
@@ -799,7 +804,7 @@ class HeartbeatMissed(_ConnectionEvent):
     log_line = LogLine(
         INFO,
         "%(target)s: heartbeat missed, %(misses)d in a row, "
-        "nothing read for %(silent_s).3g s (%(answer)s)",
+        "nothing read for %(silent_s)s (%(answer)s)",
         interval_s=OUTAGE_INTERVAL_S,
     )
     metric = Count("heartbeats_missed", "Heartbeats without an answer in time.")
@@ -815,7 +820,7 @@ class ConnectionDead(_ConnectionEvent):
 
     log_line = LogLine(
         WARNING,
-        "%(target)s: connection dead, nothing read for %(silent_s).3g s, %(misses heartbeat)s "
+        "%(target)s: connection dead, nothing read for %(silent_s)s, %(misses heartbeat)s "
         "missed, %(calls call)s in flight",
         interval_s=OUTAGE_INTERVAL_S,
     )
@@ -855,7 +860,7 @@ class ConnectionAlive(_ConnectionEvent):
 
     log_line = LogLine(
         INFO,
-        "%(target)s: connection alive after %(after_s).3g s without an answer",
+        "%(target)s: connection alive after %(after_s)s without an answer",
         interval_s=OUTAGE_INTERVAL_S,
         always_after=ConnectionDead,
     )
@@ -870,7 +875,7 @@ class ConnectionIdle(_ConnectionEvent):
 
     log_line = LogLine(
         INFO,
-        "%(peer)s: idle for %(idle_s).3g s, %(reason)s, %(calls call)s and %(streams stream)s open",
+        "%(peer)s: idle for %(idle_s)s, %(reason)s, %(calls call)s and %(streams stream)s open",
         subject="peer",
         interval_s=OUTAGE_INTERVAL_S,
     )
@@ -886,7 +891,7 @@ class ConnectionClosed(_ConnectionEvent):
     """A server closed an idle connection."""
 
     log_line = LogLine(
-        INFO, "%(peer)s: connection closed, idle for %(idle_s).3g s, %(reason)s", subject="peer"
+        INFO, "%(peer)s: connection closed, idle for %(idle_s)s, %(reason)s", subject="peer"
     )
     metric = Count(
         "connections_closed_idle",
@@ -950,7 +955,7 @@ class SubchannelHealthy(_ConnectionEvent):
 
     log_line = LogLine(
         INFO,
-        "%(channel)s: %(subchannel)s is healthy again, after %(after_s).3g s",
+        "%(channel)s: %(subchannel)s is healthy again, after %(after_s)s",
         subject="channel subchannel",
         interval_s=OUTAGE_INTERVAL_S,
         always_after=SubchannelUnhealthy,
@@ -1051,7 +1056,7 @@ class InstancePublished(_RegistryEvent):
         details = "" if self.status == "UP" else f", status {self.status}"
         if self.again:
             reason = REASONS_TO_REPUBLISH.get(self.again, self.again)
-            details += f", again: {reason}; it was missing for at most {self.away_s:.3g} s"
+            details += f", again: {reason}; it was missing for at most {time_text(self.away_s)}"
         return {"details": details}
 
 
@@ -1096,7 +1101,7 @@ class RegistryFailed(_RegistryEvent):
 
     def log_texts(self) -> dict[str, str]:
         """Return `action`, which failed, and `next`, which follows."""
-        when = f"in {self.delay_s:.3g} s" if self.delay_s else "now"
+        when = f"in {time_text(self.delay_s)}" if self.delay_s else "now"
         if isinstance(self.error, InstanceIdConflict):
             return {"action": "keeping an instance published", "next": f"published again {when}"}
         action = REQUESTS.get(self.request, self.request).format(plural(self.items, "instance"))
@@ -1112,7 +1117,7 @@ class RegistryRecovered(_RegistryEvent):
 
     log_line = LogLine(
         INFO,
-        "%(registry)s: the registry answers again after %(after_s).3g s",
+        "%(registry)s: the registry answers again after %(after_s)s",
         interval_s=OUTAGE_INTERVAL_S,
         always_after=RegistryFailed,
     )

@@ -29,7 +29,7 @@ from typing import Final, TypeAlias
 
 from rpcwheel.errors import InstanceIdConflict, RpcWheelError
 
-from .events import Event, LogLine, plural
+from .events import Event, LogLine, plural, time_text
 from .rate_limit import RateLimiter, Suppressed
 
 MAX_LINE: Final = 600
@@ -184,18 +184,18 @@ def _texts(event: Event, values: dict[str, Value], more: str, max_text: int) -> 
     line = event.log_line
     counted = line.counted_fields if line is not None else ()
     counts = {f"{field} {noun}": plural(values[field], noun) for field, noun in counted}
-    return {**values, **counts, "call": call, **computed, "error": error, "more": more}
+    times = {
+        field: time_text(value)
+        for field, value in values.items()
+        if field.endswith("_s") and isinstance(value, (int, float))
+    }
+    return {**values, **times, **counts, "call": call, **computed, "error": error, "more": more}
 
 
 def _has_status(error: BaseException) -> bool:
     """Whether it is a `grpc.RpcError`. Does not import grpc, which costs 0.1 s."""
     grpc = sys.modules.get("grpc")
     return grpc is not None and isinstance(error, grpc.RpcError)
-
-
-def _has_frames(error: BaseException) -> bool:
-    """Whether the error or an earlier one of its chain has a traceback."""
-    return any((error.__traceback__, error.__cause__, error.__context__))
 
 
 def _is_call_error(error: BaseException) -> bool:
@@ -205,7 +205,7 @@ def _is_call_error(error: BaseException) -> bool:
 
 def status_text(error: BaseException | None) -> str:
     """Return the text of an error for a status: one line, escaped; "" for None."""
-    return "" if error is None else error_text(error, MAX_ERROR)
+    return "" if error is None else error_text(error)
 
 
 def waiting_calls(count: int) -> str:
@@ -236,7 +236,8 @@ def traceback_of(error: BaseException) -> str | None:
 
     None if it has none, or for a gRPC status, whose traceback does not say more.
     """
-    if _has_status(error) or not _has_frames(error):
+    has_frames = any((error.__traceback__, error.__cause__, error.__context__))
+    if _has_status(error) or not has_frames:
         return None
     lines = "".join(traceback.format_exception(error)).rstrip().split("\n")
     first, last = _half(lines), _half(lines[::-1])[::-1]

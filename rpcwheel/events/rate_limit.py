@@ -54,8 +54,7 @@ class _Period:
 class RateLimiter:
     """Admits up to `burst` events per period. Thread-safe, also in finalizers."""
 
-    def __init__(self, max_subjects: int = MAX_SUBJECTS) -> None:
-        self._max_subjects = max_subjects
+    def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -91,7 +90,7 @@ class RateLimiter:
         """
         with self._lock:
             periods = self._periods.setdefault(kind, {})
-            if subject not in periods and len(periods) >= self._max_subjects:
+            if subject not in periods and len(periods) >= MAX_SUBJECTS:
                 subject = OTHERS
             period = periods.get(subject)
             if not period or period.is_over(now_s) or self._follows(always_after, subject, period):

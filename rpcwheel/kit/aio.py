@@ -102,7 +102,7 @@ class Kit(Base, AsyncClosing):
         """
         from rpcwheel.interceptors.aio import make_interceptors
 
-        self._warn_not_probed(stacklevel=2)
+        self._warn_not_probed()
         return make_interceptors(
             self._policy, timer=self._timer, queues=self._queues, breakers=self._breakers
         )

@@ -425,12 +425,12 @@ class KitBase(
         )
         return intercepted
 
-    def _warn_not_probed(self, *, stacklevel: int) -> None:
+    def _warn_not_probed(self) -> None:
         """Warn once that `heartbeat` has no effect on channels with `client_interceptors()`."""
         beat = self._policy.heartbeat
         if not self._has_warned and beat is not None and beat.interval is not None:
             self._has_warned = True
-            warnings.warn(NOT_PROBED, RuntimeWarning, stacklevel=stacklevel + 1)
+            warnings.warn(NOT_PROBED, RuntimeWarning, stacklevel=3)
 
     @property
     def breakers(self) -> Breakers:
@@ -444,7 +444,7 @@ class KitBase(
 
     # Servers
 
-    def server_options(
+    def server_options(  # noqa: D417 - the others are those of the function
         self,
         *,
         preset: ServerPreset = "wan",
@@ -463,14 +463,8 @@ class KitBase(
         the defaults of two of them come from it.
 
         Args:
-            preset: As there.
             keepalive: As there. None: `heartbeat.interval`, at least 1 s.
             ping_timeout: As there. None: `heartbeat.timeout` less `heartbeat.interval`.
-            while_idle: As there.
-            permit_every: As there.
-            connection_idle: As there.
-            connection_age: As there.
-            connection_grace: As there.
 
         Raises:
             ConfigurationError: A value is out of range.

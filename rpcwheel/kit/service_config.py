@@ -236,15 +236,12 @@ class _ServiceConfig(_Part):
         return KitPolicy(**general, methods=methods)
 
 
-def policy_from_service_config(
-    config: str | Mapping[str, Any] | os.PathLike[str], *, stacklevel: int = 2
-) -> KitPolicy:
+def policy_from_service_config(config: str | Mapping[str, Any] | os.PathLike[str]) -> KitPolicy:
     """Make a policy from a service config of gRPC.
 
     Args:
         config: The JSON text, the mapping that it stands for, or the path of a file (a
             `pathlib.Path`, not a string).
-        stacklevel: Of the warning that names the parts that are not applied.
 
     Raises:
         ConfigurationError: It can't be read, or gRPC would refuse it.
@@ -265,7 +262,7 @@ def policy_from_service_config(
         warnings.warn(
             f"{where}: rpcwheel does not apply {ignored}; gRPC may apply it, if the channel gets "
             "it as its option 'grpc.service_config', without the timeouts and retries",
-            stacklevel=stacklevel + 1,
+            stacklevel=3,  # of the caller of `Kit.from_service_config`
         )
     return policy
 

@@ -131,7 +131,7 @@ class Kit(Base, Closing):
         """
         from rpcwheel.interceptors.sync import make_interceptors
 
-        self._warn_not_probed(stacklevel=2)
+        self._warn_not_probed()
         return make_interceptors(
             self._policy,
             timer=self._timer,

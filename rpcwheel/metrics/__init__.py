@@ -16,6 +16,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel._lazy import lazy_names
+from rpcwheel.telemetry.switches import SINKS, is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,7 +27,9 @@ else:  # on demand: `prometheus_client` may not be installed
 
 _LOG: Final = logging.getLogger("rpcwheel")
 
-__all__ = ["Collector", "start"]
+__all__ = ["start"]
+if is_installed(SINKS["prometheus"]):  # otherwise a star import would raise
+    __all__ += ["Collector"]
 
 
 def start(sinks: Iterable[str]) -> None:
@@ -41,23 +44,15 @@ def start(sinks: Iterable[str]) -> None:
     start_counting()
     for sink in sinks:
         try:
-            _STARTS[sink]()
+            if sink == "prometheus":
+                from . import prometheus
+
+                prometheus.start()
+            else:
+                from . import opentelemetry
+
+                opentelemetry.start()
         except ImportError as error:  # the installed package is too old
             _LOG.warning("metrics for %s stay off: %s", sink, error)
         except Exception:  # noqa: BLE001 - the program continues without it
             _LOG.exception("metrics for %s stay off", sink)
-
-
-def _start_prometheus() -> None:
-    from . import prometheus
-
-    prometheus.start()
-
-
-def _start_opentelemetry() -> None:
-    from . import opentelemetry
-
-    opentelemetry.start()
-
-
-_STARTS: Final = {"prometheus": _start_prometheus, "otel": _start_opentelemetry}

@@ -28,6 +28,7 @@ from rpcwheel.errors import (
     RegistryUnavailable,
 )
 from rpcwheel.events import RegistryFailed
+from rpcwheel.events.events import time_text
 from rpcwheel.events.log import status_text
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.telemetry import components
@@ -513,7 +514,7 @@ def _subscription(watch: ServiceWatch) -> SubscriptionStatus:
         return SubscriptionStatus(watch.service, 0, "", 0.0, "nothing is known of it")
     problem = ""
     if snapshot.source != "live":
-        problem = f"not confirmed by the registry for {snapshot.age_s:.3g} s"
+        problem = f"not confirmed by the registry for {time_text(snapshot.age_s)}"
     return SubscriptionStatus(
         watch.service, len(snapshot.instances), snapshot.source, snapshot.age_s, problem
     )

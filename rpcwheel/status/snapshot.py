@@ -19,7 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rpcwheel.events.log import MAX_ERROR, error_text
+from rpcwheel.events.log import error_text
 from rpcwheel.telemetry import components
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def snapshot() -> Status:
             try:
                 status = component.status()
             except Exception as error:  # noqa: BLE001 - the other components are described
-                errors.append(f"{kind}: {error_text(error, MAX_ERROR)}")
+                errors.append(f"{kind}: {error_text(error)}")
             else:
                 if status is not None:
                     yield status

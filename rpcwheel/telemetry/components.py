@@ -116,9 +116,9 @@ class _Components:
         forget = None if ends else lambda _: references.pop(key, None)
         references[key] = weakref.ref(component, forget)
 
-    def remove(self, kind: Kind, component: object) -> None:
-        """Report a component no more: it was closed."""
-        self._by_kind.get(kind, {}).pop(id(component), None)
+    def remove(self, kind: Kind, component: object) -> bool:
+        """Report a component no more: it was closed. Returns whether it was reported."""
+        return self._by_kind.get(kind, {}).pop(id(component), None) is not None
 
     def of_kind(self, kind: Kind) -> list[Any]:
         """Return the components that exist, in the order in which they were made."""
@@ -140,7 +140,7 @@ class _Components:
 
     def end_timer(self, timer: Any) -> None:
         """Remove a timer, and report its last counts, as `end` does."""
-        if self._has_removed("timer", timer) and self._ended is not None:
+        if self.remove("timer", timer) and self._ended is not None:
             self._ended(("timer", SimpleNamespace(name=timer.name, stats=timer.stats())))
 
     def end(self, kind: Kind, component: Any) -> None:
@@ -148,11 +148,8 @@ class _Components:
 
         Those of a component that is not there are of the parent of this forked child.
         """
-        if self._has_removed(kind, component) and self._ended is not None:
+        if self.remove(kind, component) and self._ended is not None:
             self._ended((kind, component.status()))
-
-    def _has_removed(self, kind: Kind, component: object) -> bool:
-        return self._by_kind.get(kind, {}).pop(id(component), None) is not None
 
     def call_counts(self) -> CallCounts | None:
         """Return where calls are counted; None if the metrics are off."""

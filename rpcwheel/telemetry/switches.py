@@ -38,13 +38,13 @@ def metric_sinks() -> tuple[str, ...]:
         )
         wanted = ""
     return tuple(
-        name for name, module in SINKS.items() if wanted in ("", name) and _is_installed(module)
+        name for name, module in SINKS.items() if wanted in ("", name) and is_installed(module)
     )
 
 
 def traces_allowed() -> bool:
     """Return whether OpenTelemetry's traces are installed and allowed."""
-    return not (is_off(METRICS_VARIABLE) or is_off(TRACES_VARIABLE)) and _is_installed(TRACE_MODULE)
+    return not (is_off(METRICS_VARIABLE) or is_off(TRACES_VARIABLE)) and is_installed(TRACE_MODULE)
 
 
 def is_off(variable: str) -> bool:
@@ -56,7 +56,7 @@ def _value(variable: str) -> str:
     return os.environ.get(variable, "").strip().lower()
 
 
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Return whether a module can be imported; many packages share `opentelemetry`."""
     try:
         return importlib.util.find_spec(module) is not None

@@ -16,11 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import grpc
 
 from rpcwheel._concurrency.closing import Closing
+from rpcwheel._grpc.calls import checked_metadata
 from rpcwheel._grpc.handlers import behavior_of, time_left, with_behavior
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
@@ -28,7 +30,7 @@ from rpcwheel.methods import checked_pattern, matches
 from rpcwheel.rpc import CODES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rpcwheel.durations import Duration
 
@@ -147,18 +149,24 @@ class FlakyServer(Closing):
         Args:
             times: How many of the next calls; None for all until `recover`.
             code: The status code or its name.
-            method: The full name of the method whose calls fail, or a
-                pattern such as `"/shop.Orders/*"`.
+            method: The full name of the method whose calls fail, or a pattern such as
+                `"/shop.Orders/*"`.
             details: The details of the status.
             trailing_metadata: Sent with the status, such as `[("grpc-retry-pushback-ms", "5")]`.
 
         Raises:
-            ConfigurationError: `times`, `code` or `method` is invalid.
+            ConfigurationError: `times`, `code`, `method` or `trailing_metadata` is invalid.
+            TypeError: `times` or `details` is of a wrong type.
         """
         name = getattr(code, "name", code)
         if name not in CODES:
             raise ConfigurationError(f"code must be a status code other than OK, not {code!r}")
-        trailing = tuple(trailing_metadata)
+        if not isinstance(details, str):
+            raise TypeError(f"details must be a string, not {details!r}")
+        try:
+            trailing = checked_metadata(trailing_metadata)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"trailing_metadata: {error}") from None
         code = grpc.StatusCode[name]
         self._add(_Fault(method, times, code=code, details=details, trailing_metadata=trailing))
 
@@ -169,12 +177,11 @@ class FlakyServer(Closing):
         of HTTP/2 are answered.
 
         Args:
-            times: How many of the next calls; None for all until `recover`.
-            method: The full name of the method whose calls hang, or a
-                pattern such as `"/shop.Orders/*"`.
+            times: As in `fail`.
+            method: As in `fail`.
 
         Raises:
-            ConfigurationError: `times` or `method` is invalid.
+            ConfigurationError, TypeError: As `fail`.
         """
         self._add(_Fault(method, times, math.inf))
 
@@ -183,13 +190,11 @@ class FlakyServer(Closing):
 
         Args:
             seconds: Seconds of real time, or a `timedelta`. A `ManualTimer` does not move them.
-            times: How many of the next calls; None for all until `recover`.
-            method: The full name of the method whose calls wait, or a
-                pattern such as `"/shop.Orders/*"`.
+            times: As in `fail`.
+            method: As in `fail`.
 
         Raises:
-            ConfigurationError: `seconds`, `times` or `method` is invalid.
-            TypeError: `seconds` is neither a number nor a `timedelta`.
+            ConfigurationError, TypeError: As `fail`, or `seconds` is no time.
         """
         delay_ns = to_ns(seconds, subject="seconds")
         if delay_ns < 0:
@@ -204,12 +209,11 @@ class FlakyServer(Closing):
         status is sent.
 
         Args:
-            times: How many of the next calls; None for all until `recover`.
-            method: The full name of the method whose responses are lost, or a
-                pattern such as `"/shop.Orders/*"`.
+            times: As in `fail`.
+            method: As in `fail`.
 
         Raises:
-            ConfigurationError: `times` or `method` is invalid.
+            ConfigurationError, TypeError: As `fail`.
         """
         self._add(_Fault(method, times, loses_response=True))
 
@@ -240,7 +244,8 @@ class FlakyServer(Closing):
             return
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="flaky-server")
         self._server = grpc.server(self._pool, options=[("grpc.so_reuseport", 1)])
-        self._server.add_generic_rpc_handlers([_Services(self._service)])
+        handler = cast("grpc.GenericRpcHandler", SimpleNamespace(service=self._service))
+        self._server.add_generic_rpc_handlers([handler])
         self._server.add_insecure_port(self.target)
         self._server.start()
 
@@ -250,6 +255,9 @@ class FlakyServer(Closing):
         self._reserved.close()
 
     def _add(self, fault: _Fault) -> None:
+        is_number = isinstance(fault.left, int) and not isinstance(fault.left, bool)
+        if fault.left is not None and not is_number:
+            raise TypeError(f"times must be a whole number or None, not {fault.left!r}")
         if fault.left is not None and fault.left < 1:
             raise ConfigurationError(
                 f"times must be 1 or more, or None for all calls, not {fault.left!r}"
@@ -333,17 +341,6 @@ class FlakyServer(Closing):
                     self._faults.remove(fault)
                 return fault
         return faults[-1] if faults else None
-
-
-class _Services(grpc.GenericRpcHandler):
-    """All methods of a server."""
-
-    def __init__(self, find: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler]) -> None:
-        self._find = find
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """Return the handler of a method."""
-        return self._find(details)
 
 
 def _lose(context: grpc.ServicerContext) -> None:

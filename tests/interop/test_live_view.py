@@ -204,7 +204,7 @@ def test_problems_are_summed_up_and_marked(monkeypatch, dump):
         for code, count in (("OK", 90), ("UNAVAILABLE", 10))
     ]
     method = {"side": "client", "method": "/shop.Orders/Get", "kind": "unary", "started": 100}
-    method |= {"in_flight": 0, "p50_s": 0.1, "p99_s": 0.1, "failed": 10, "codes": codes}
+    method |= {"in_flight": 0, "p50_s": 0.25, "p99_s": 0.9996, "failed": 10, "codes": codes}
     depth = {"queue": "audit", "target": "a:1", "waiting": 2, "taken": 0, "dead": 0}
     depth |= {"oldest_s": 1.0, "problem": "2 calls wait"}
     journal = {"up": True, "unstored_results": 0, "problem": ""}
@@ -221,7 +221,10 @@ def test_problems_are_summed_up_and_marked(monkeypatch, dump):
         page = Page(dump(f"http://{server.address}/"))
     assert page.problems == "2 problems: Calls 1, Journals 1"
     assert page.title == "(2) rpcwheel"
-    assert page.tables["Calls"][0]["problem"] == "10 of 100 failed"
+    (call,) = page.tables["Calls"]
+    assert call["problem"] == "10 of 100 failed"
+    assert (call["p50"], call["p99"]) == ("250 ms", "1000 ms")
+    assert call["ended"] == "OK 90 (100 ms), UNAVAILABLE 10 (100 ms)"
     counted, new = page.tables["Journals"]
     assert (counted["problem"], counted["waiting"]) == ("2 calls wait", "2")
     assert (new["journal"], new["problem"], new["waiting"]) == ("sqlite:///new.db", "", "")

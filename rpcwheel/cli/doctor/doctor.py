@@ -7,7 +7,7 @@ the other, from the name to a health check, and ends where the next step cannot 
 import os
 import sys
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 import grpc
@@ -39,11 +39,11 @@ class DoctorSettings:
     """The options of the command line."""
 
     target: ServerTarget
-    tls: TlsSettings = field(default_factory=TlsSettings)
-    service: str = ""
-    timeout: float = 5.0
-    samples: int = 5
-    keepalive: float | None = None
+    tls: TlsSettings
+    service: str
+    timeout: float
+    samples: int
+    keepalive: float | None
 
     def endpoint(self, address: Address) -> peer.Endpoint:
         """Return the endpoint for one of the target's addresses."""
@@ -91,34 +91,18 @@ def doctor(
         parsed = parse_target(target)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="HOST:PORT") from None
-    settings = DoctorSettings(
-        parsed,
-        tls,
-        service,
-        timeout,
-        samples,
-        keepalive,
-    )
-    raise typer.Exit(run(settings, as_json_object=json))
-
-
-def run(settings: DoctorSettings, *, as_json_object: bool) -> int:
-    """Examine the server and print each finding at once, or all of them as JSON at the end.
-
-    Returns:
-        The exit status: 0 if calls can work, else 1.
-    """
+    settings = DoctorSettings(parsed, tls, service, timeout, samples, keepalive)
     findings: list[DoctorFinding] = []
-    if not as_json_object:
+    if not json:
         print(f"rpcwheel doctor {settings.target}")
     for finding in examine(settings):
         findings.append(finding)
-        if not as_json_object:
+        if not json:
             print("\n".join(as_lines(finding)), flush=True)
         elif finding.step == "keepalive" and finding.level is Level.NOTE:
             print(finding.message, file=sys.stderr, flush=True)
-    print(as_json(str(settings.target), findings) if as_json_object else summary(findings))
-    return 0 if healthy(findings) else 1
+    print(as_json(str(settings.target), findings) if json else summary(findings))
+    raise typer.Exit(0 if healthy(findings) else 1)
 
 
 def examine(settings: DoctorSettings) -> Iterator[DoctorFinding]:

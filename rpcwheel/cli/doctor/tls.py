@@ -50,6 +50,10 @@ ALERTS: Final = {
 }
 
 
+ROOTS_VARIABLE: Final = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
+"""A variable of gRPC with the path of the root certificates."""
+
+
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
     """The options for TLS."""
@@ -75,7 +79,9 @@ class TlsSettings:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = verify and check_name
         context.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE
-        context.load_verify_locations(cadata=roots(self.ca).decode())
+        if verify:
+            # Without the characters of comments that are not ASCII, which `ssl` refuses.
+            context.load_verify_locations(cadata=roots(self.ca).decode("ascii", "ignore"))
         if self.cert is not None:
             context.load_cert_chain(self.cert, self.key)
         context.set_alpn_protocols(["h2"])
@@ -84,7 +90,7 @@ class TlsSettings:
 
 def roots(ca: Path | None) -> bytes:
     """Return the given file, or gRPC's own root certificates; gRPC ignores those of the system."""
-    if ca is None and (variable := os.environ.get("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH")):
+    if ca is None and (variable := os.environ.get(ROOTS_VARIABLE)):
         ca = Path(variable)
     if ca is not None:
         return ca.read_bytes()

@@ -315,7 +315,8 @@ def test_with_json_stderr_has_the_duration(capsys, health_server):
     assert captured.err == "4 pings without calls, one every 0.1 s; takes 0.3 s\n"
 
 
-def test_a_wrong_argument_ends_with_2(capsys):
+def test_a_wrong_argument_ends_with_2(monkeypatch, capsys):
+    monkeypatch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "no-such.pem")
     for arguments, message in [
         (["localhost"], "'localhost' has no port"),
         (["localhost:0"], "from 1 to 65535, not '0'"),
@@ -329,6 +330,7 @@ def test_a_wrong_argument_ends_with_2(capsys):
         (["a:1", "--samples", "0"], "'--samples'"),
         (["a:1", "--cert", "c.pem"], "--cert and --key must be given together"),
         (["a:1", "--ca", "no-such.pem"], "no-such.pem cannot be used"),
+        (["a:1", "--tls"], "$GRPC_DEFAULT_SSL_ROOTS_FILE_PATH cannot be used"),
         ([], "HOST:PORT"),
     ]:
         assert main(["doctor", *arguments]) == 2

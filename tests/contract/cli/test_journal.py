@@ -520,7 +520,10 @@ def test_watch_in_a_pipe_prints_one_result_after_the_other(url, backend, watched
     assert [json.loads(line)["total"]["waiting"] for line in lines] == [1, 1]
 
 
-def test_watch_continues_while_the_journal_does_not_answer(url, backend, monkeypatch, watched):
+@pytest.mark.parametrize(("words", "shown"), [([], "1 waiting"), (["--json"], '"waiting": 1')])
+def test_watch_continues_while_the_journal_does_not_answer(
+    words, shown, url, backend, monkeypatch, watched
+):
     backend.append([call()])
     depths, answers = SqliteJournal.depths, iter([None])
 
@@ -530,8 +533,8 @@ def test_watch_continues_while_the_journal_does_not_answer(url, backend, monkeyp
         raise JournalUnavailable("the journal is busy")
 
     monkeypatch.setattr(SqliteJournal, "depths", failing)
-    captured = watched("stats", url)
-    assert "1 waiting" in captured.out
+    captured = watched("stats", url, *words)
+    assert shown in captured.out
     assert captured.err == "rpcwheel journal: the journal is busy\n"
 
 

@@ -136,24 +136,8 @@ def test_a_call_that_waits_for_its_retry_ends_when_new_calls_are_refused(world, 
     world.do(kit.close, 0)
 
 
-def test_closing_a_channel_does_not_cancel_deliveries(world, shop):
-    kit = world.api.Kit(failback=SOON)
-    shop.then("UNAVAILABLE", hang := Hang())
-    channel = world.do(kit.channel, shop.target)
-    assert world.do(channel.unary_unary(UNARY_UNARY), b"a") is None
-    assert hang.begun.wait(WAIT_S)
-    world.do(channel.close)
-    release(shop, 1)
-    assert world.do(kit.close, WAIT_S) == []
-    assert len(shop.calls) == 2
-
-
-def test_with_a_journal_running_deliveries_end_and_other_calls_stay(world, shop, tmp_path):
-    url = f"sqlite://{tmp_path}/calls.db"
-    policy = FailbackPolicy(
-        retry_on="UNAVAILABLE", journal=url, backoff=lambda state: state.attempt_number * 0
-    )
-    kit = world.api.Kit(failback=policy)
+def close_during_a_delivery(world, shop, kit):
+    """Close a channel and the kit while a call is delivered; the delivery succeeds."""
     shop.then("UNAVAILABLE", hang := Hang())
     channel = world.do(kit.channel, shop.target)
     assert world.do(channel.unary_unary(UNARY_UNARY), b"a") is None
@@ -162,6 +146,18 @@ def test_with_a_journal_running_deliveries_end_and_other_calls_stay(world, shop,
     release(shop, 1)
     assert world.do(kit.close, WAIT_S) == []
     assert [seen.requests for seen in shop.calls] == [[b"a"], [b"a"]]
+
+
+def test_closing_a_channel_does_not_cancel_deliveries(world, shop):
+    close_during_a_delivery(world, shop, world.api.Kit(failback=SOON))
+
+
+def test_with_a_journal_running_deliveries_end_and_other_calls_stay(world, shop, tmp_path):
+    url = f"sqlite://{tmp_path}/calls.db"
+    policy = FailbackPolicy(
+        retry_on="UNAVAILABLE", journal=url, backoff=lambda state: state.attempt_number * 0
+    )
+    close_during_a_delivery(world, shop, world.api.Kit(failback=policy))
     kit = world.api.Kit(failback=policy.model_copy(update={"backoff": 60.0}))
     world.do(queue_one(world, shop, kit, shop.target).close)
     assert world.do(kit.close) == []

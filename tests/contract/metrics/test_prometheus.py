@@ -168,3 +168,8 @@ def test_an_old_api_of_opentelemetry_leaves_the_program_and_prometheus_alone():
 def test_a_module_that_a_test_has_made_is_not_the_package():
     made = "import sys, types\nsys.modules['prometheus_client'] = types.ModuleType('x')\n"
     assert run_program(made + PROGRAM)[1] == ""
+
+
+def test_a_star_import_works_without_the_package():
+    program = "import sys\nsys.modules['prometheus_client'] = None\nfrom rpcwheel.metrics import *"
+    assert run_program(f"{program}\nprint('Collector' in dir())") == ("False\n", "")

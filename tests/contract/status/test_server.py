@@ -383,12 +383,3 @@ def test_an_error_or_a_repr_does_not_contain_the_token():
         assert "1234567" not in str(caught.value)
     with Kit(status_token=TOKEN) as kit:
         assert TOKEN not in repr(kit) + repr(kit.policy) + kit.policy.model_dump_json()
-
-
-def test_the_settings_of_the_status_come_from_the_environment(monkeypatch):
-    monkeypatch.delenv("RPCWHEEL_TEST_WAIT_SCALE", raising=False)  # it is no setting of a kit
-    for name, value in {"PORT": "0", "HOST": "127.0.0.1", "TOKEN": "1234567890123456"}.items():
-        monkeypatch.setenv(f"RPCWHEEL_STATUS_{name}", value)
-    with Kit.from_env() as kit:
-        assert kit.status_address
-        assert kit.policy.status_token.get_secret_value() == "1234567890123456"

@@ -225,3 +225,9 @@ def test_invalid_arguments_are_refused(flaky_server):
         flaky_server.freeze(times=-1)
     with pytest.raises(ConfigurationError, match="seconds must"):
         flaky_server.delay(-1.0)
+    for metadata in [[("Upper", "x")], [("a", 1)], [("a",)], 5]:
+        with pytest.raises(ConfigurationError, match=r"^trailing_metadata: "):
+            flaky_server.fail(trailing_metadata=metadata)
+    for wrong in [{"times": 1.5}, {"times": "2"}, {"times": True}, {"details": None}]:
+        with pytest.raises(TypeError, match=f"^{next(iter(wrong))} must be"):
+            flaky_server.fail(**wrong)

@@ -24,38 +24,27 @@ def test_an_invalid_response_is_a_warning():
         assert finding.message == "the response is not a HealthCheckResponse"
 
 
+NO_METHOD = CallFailed(Status.UNIMPLEMENTED, "Method not found!")
+UNKNOWN_SERVICE = CallFailed(Status.NOT_FOUND, "")
+
+
+def answered_by_http(status):
+    """What gRPC makes of an answer of a web server."""
+    return CallFailed(Status.UNIMPLEMENTED, f"Received http2 header with status: {status}")
+
+
 def test_each_result_of_the_check_has_level_text_and_advice():
     for result, service, level, message in [
         (ServingStatus.SERVING, "", Level.OK, "the server is SERVING"),
         (ServingStatus.NOT_SERVING, "a.B", Level.FAIL, "service 'a.B' is NOT_SERVING"),
         (ServingStatus.UNKNOWN, "", Level.WARN, "the health of the server is UNKNOWN"),
         (ServingStatus.SERVICE_UNKNOWN, "a.B", Level.FAIL, "does not know 'a.B'"),
-        (CallFailed(Status.NOT_FOUND, ""), "a.B", Level.FAIL, "does not know 'a.B'"),
-        (CallFailed(Status.NOT_FOUND, ""), "", Level.WARN, "as a whole is not set"),
-        (
-            CallFailed(Status.UNIMPLEMENTED, "Method not found!"),
-            "",
-            Level.NOTE,
-            "no health service",
-        ),
-        (
-            CallFailed(Status.UNIMPLEMENTED, "Method not found!"),
-            "a.B",
-            Level.FAIL,
-            "no health service to check 'a.B'",
-        ),
-        (
-            CallFailed(Status.UNIMPLEMENTED, "Received http2 header with status: 404"),
-            "",
-            Level.FAIL,
-            "HTTP 404",
-        ),
-        (
-            CallFailed(Status.UNAVAILABLE, "Received http2 header with status: 503"),
-            "",
-            Level.FAIL,
-            "HTTP 503",
-        ),
+        (UNKNOWN_SERVICE, "a.B", Level.FAIL, "does not know 'a.B'"),
+        (UNKNOWN_SERVICE, "", Level.WARN, "as a whole is not set"),
+        (NO_METHOD, "", Level.NOTE, "no health service"),
+        (NO_METHOD, "a.B", Level.FAIL, "no health service to check 'a.B'"),
+        (answered_by_http(404), "", Level.FAIL, "HTTP 404"),
+        (answered_by_http(503), "", Level.FAIL, "HTTP 503"),
         (CallFailed(Status.DEADLINE_EXCEEDED, ""), "", Level.FAIL, "within 1 s"),
         (CallFailed(Status.PERMISSION_DENIED, "no"), "", Level.WARN, "PERMISSION_DENIED no"),
         (CallFailed(Status.INTERNAL, "oh"), "", Level.FAIL, "failed: INTERNAL oh"),

@@ -53,6 +53,11 @@ def test_an_invalid_target_is_refused_with_a_valid_one():
             r"^'etcd://\*\*\*@c' is a registry; .*`rpcwheel registry ls etcd://\*\*\*@c`",
         ),
         ("unix:", "a Unix socket needs a path"),
+        ("unix-abstract:app", "give HOST:PORT.* or unix:/path, not a target of 'unix-abstract'"),
+        ("vsock:1:2", "not a target of 'vsock'"),
+        ("xds:///shop", "not a target of 'xds'"),
+        ("ipv4:10.0.0.1:80,10.0.0.2:80", "give one HOST:PORT, not 'ipv4:10.0.0.1:80,10.0.0.2:80'"),
+        ("dns://8.8.8.8/shop:80", "give one HOST:PORT, not 'dns://8.8.8.8/shop:80'"),
     ]:
         with pytest.raises(ValueError, match=message):
             parse_target(text)

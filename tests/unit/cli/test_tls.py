@@ -30,12 +30,21 @@ def test_without_a_file_the_roots_are_those_of_grpc(monkeypatch, tmp_path):
     assert roots(brought) == brought.read_bytes()
 
 
-def test_the_context_verifies_unless_told_not_to():
-    lenient = TlsSettings().context(verify=False)
+def test_the_context_verifies_unless_told_not_to(monkeypatch, tmp_path):
+    with monkeypatch.context() as patched:
+        patched.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", str(tmp_path / "none.pem"))
+        lenient = TlsSettings().context(verify=False)
     assert (lenient.verify_mode, lenient.check_hostname) == (ssl.CERT_NONE, False)
     strict = TlsSettings().context()
     assert (strict.verify_mode, strict.check_hostname) == (ssl.CERT_REQUIRED, True)
     assert TlsSettings().context(check_name=False).verify_mode == ssl.CERT_REQUIRED
+
+
+def test_the_comments_of_a_ca_file_may_have_any_encoding(tmp_path):
+    file = tmp_path / "ca.pem"
+    file.write_bytes("# Főtanúsítvány\n".encode() + b"# Z\xfcrich\n" + roots(None))
+    stores = [TlsSettings(ca=ca).context().cert_store_stats() for ca in (file, None)]
+    assert stores[0] == stores[1]
 
 
 def test_each_wrong_certificate_has_message_and_advice():

@@ -78,7 +78,7 @@ EVENTS = [
     events.FailbackQueued("audit", "shop.push", BOOM, delay_s=5.0, pending=1),
     events.FailbackAttemptFailed("audit", "shop.push", 2, 5.25, BOOM, delay_s=0.5),
     events.FailbackDelivered("audit", "shop.push", 3, 10.5),
-    events.FailbackGaveUp("audit", "shop.push", 4, 15.0, BOOM, "no attempts left"),
+    events.FailbackGaveUp("audit", "shop.push", 4, 86_500.0, BOOM, "no attempts left"),
     events.FailbackDropped("audit", "shop.push", BOOM, pending=100),
     events.FailbackRejected("audit", "shop.push", BOOM, "the queue is full"),
     events.FailbackLost("audit", ("shop.push", "shop.pull"), 3, 9.0, "closed"),

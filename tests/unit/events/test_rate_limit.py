@@ -11,8 +11,9 @@ ONCE_A_MINUTE = {"burst": 1, "period_s": 60.0}
 
 
 @pytest.fixture
-def limiter():
-    return RateLimiter(max_subjects=100)
+def limiter(set_limit):
+    set_limit("events.rate_limit.MAX_SUBJECTS", 100)
+    return RateLimiter()
 
 
 def admitted(limiter, number, now_s, kind=CallSlow, subject="/a/b", **rate):

@@ -68,10 +68,6 @@ def test_each_status_code_and_each_kind_is_counted_for_itself(side):
     ]
 
 
-def test_the_same_method_has_the_same_counts(side, counts):
-    assert side.method(GET, "unary") is counts
-
-
 def test_methods_beyond_the_limit_are_counted_together(side, monkeypatch):
     monkeypatch.setattr(call_counts, "MAX_METHODS", 2)
     for number in range(5):

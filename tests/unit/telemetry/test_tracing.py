@@ -37,13 +37,6 @@ def test_the_document_lists_each_span_event():
     assert [*rows] == [(name, kind.__name__) for kind, name in tracing.NAMES.items()]
 
 
-def test_start_adds_one_sink(off):
-    pytest.importorskip("opentelemetry.trace")
-    tracing.start()
-    assert off == [tracing._add_to_current]
-    assert tracing._Api.trace is not None
-
-
 @pytest.mark.parametrize("value", ["off", " OFF "])
 def test_the_environment_keeps_traces_off(off, value, monkeypatch):
     monkeypatch.setenv("RPCWHEEL_TRACES", value)
