@@ -442,7 +442,7 @@ class SubchannelPool(Generic[S]):
         retained = tuple(subchannel for subchannel in stale.values() if not subchannel.stale)
         for newly_stale in retained:
             newly_stale.stale = True
-            newly_stale.health.generation += 1
+            newly_stale.health.check_anew()
         for instance in selected:
             subchannel = self._by_id.get(instance.id)
             if subchannel is None or _place(subchannel.instance) != _place(instance):
