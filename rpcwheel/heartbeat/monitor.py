@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 import grpc
 
 from rpcwheel._concurrency.callbacks import run_callback, weak_callback
+from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel._concurrency.exiting import BACKGROUND
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.backoff import RANDOM
@@ -555,9 +556,14 @@ class HeartbeatManagerBase(Generic[H]):
         self.policy = policy
         """The settings of all heartbeats of this manager."""
         self._rules = HeartbeatRules.from_policy(policy)
+        self._closed = False
+        self.reset()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Forget all heartbeats: a forked child has none of its parent's."""
         self._lock = threading.RLock()
         self._heartbeats: dict[int, H] = {}  # by id of the channel
-        self._closed = False
 
     @classmethod
     def from_policy(
