@@ -449,7 +449,7 @@ class HeartbeatManagerBase(Generic[H]):
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Forget all heartbeats: a forked child has none of its parent's."""
+        """Forget all heartbeats in a forked child, which has none of its parent's."""
         self._lock = threading.RLock()
         self._heartbeats: dict[int, H] = {}  # by id of the channel
 
