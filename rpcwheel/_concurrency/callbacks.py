@@ -87,7 +87,13 @@ class CloseCallbacks:
         self._callbacks: list[Callable[[], object]] = []
 
     def add(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call `callback()` on close, or now if closed. Returns a function that removes it."""
+        """Call `callback()` on close, or now if closed. Returns a function that removes it.
+
+        Raises:
+            TypeError: It is not callable.
+        """
+        if not callable(callback):
+            raise TypeError(f"callback must be callable as callback(), not {callback!r}")
         with self._lock:
             closed = self._closed
             if not closed:

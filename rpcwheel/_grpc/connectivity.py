@@ -11,6 +11,7 @@ Verified on 1.66 and 1.85; `tests/unit/_grpc/test_connectivity.py` fails if they
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -58,13 +59,18 @@ def state_reader(channel: Any) -> Callable[[bool], int]:
 
     The argument of the function says whether to connect if the channel is IDLE. The result is the
     number of the state in gRPC's core. A state that is not known counts as READY, so that requests
-    are given to gRPC. If the channel is closed, the function raises ValueError.
+    are given to gRPC. If the channel is closed, the function may raise ValueError.
     """
     core = core_channel(channel)
-    if core is None:
-        return lambda _: CORE_READY
-    reader: Callable[[bool], int] = core.check_connectivity_state
-    return reader
+    if core is not None:
+        reader: Callable[[bool], int] = core.check_connectivity_state
+        return reader
+
+    def read(try_to_connect: bool) -> int:
+        state = core_state(channel, try_to_connect=try_to_connect)
+        return CORE_READY if state is None else STATES.index(state)
+
+    return read
 
 
 def core_channel(channel: Any) -> Any:
@@ -85,19 +91,30 @@ def core_state(
     *,
     try_to_connect: bool = False,
 ) -> grpc.ChannelConnectivity | None:
-    """Return the state of gRPC's core channel; None if unknown, SHUTDOWN if closed.
+    """Return the state of a channel of `grpc`; None if unknown, SHUTDOWN if closed.
 
     Args:
-        channel: gRPC's own channel, with or without interceptors.
+        channel: gRPC's own channel or one of this package, with or without interceptors.
         try_to_connect: Whether to connect if the channel is IDLE.
     """
     core = core_channel(channel)
     if core is None:
-        return None
+        return _own_state(channel, try_to_connect)
     try:
         return STATES[int(core.check_connectivity_state(try_to_connect))]
     except ValueError:  # "Cannot invoke RPC: Channel closed!"
         return grpc.ChannelConnectivity.SHUTDOWN
+
+
+def _own_state(channel: Any, try_to_connect: bool) -> grpc.ChannelConnectivity | None:
+    """Return the state that a `ReconnectingChannel` or `BalancedChannel` has; None if unknown."""
+    for inner in nested_channels(channel):
+        get_state = getattr(inner, "get_state", None)
+        if isinstance(inner, grpc.Channel) and callable(get_state):
+            with suppress(Exception):  # a channel that the user wrote
+                state: object = get_state(try_to_connect)
+                return state if isinstance(state, grpc.ChannelConnectivity) else None
+    return None
 
 
 def core_target(channel: Any) -> str | None:

@@ -119,6 +119,7 @@ class _BroadcastCall(AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
     """The call of the caller. A task begins the calls on the servers and awaits them."""
 
     kind = KIND
+    _task: asyncio.Task[None] | None = None  # while an eager task runs in the constructor
 
     def __init__(self, method: str, timeout: float | None, begin: Callable[..., Any]) -> None:
         self.method = method
@@ -149,7 +150,7 @@ class _BroadcastCall(AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any]):
             self.finish(finished_call(KIND, OK, "", result=responses))
 
     def _release(self) -> None:
-        if self._task is not asyncio.current_task():
+        if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
 
     def time_remaining(self) -> float | None:

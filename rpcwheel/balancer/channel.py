@@ -625,6 +625,9 @@ class BalancedChannel(BalancedChannelBase[Subchannel], multicallable.Channel):
         Args:
             callback: Called with the state.
             try_to_connect: Whether to connect subchannels while none is READY.
+
+        Raises:
+            TypeError: `callback` is not callable.
         """
         self._subscriptions.add(callback, try_to_connect=bool(try_to_connect))
 

@@ -183,12 +183,11 @@ class HealthChecker(Generic[S]):
 
     # --- Checks ---
 
-    def wants_check(self, subchannel: S, generation: int) -> bool:
-        """Whether a health check of this generation is still needed."""
-        health = subchannel.health
-        if subchannel.removed or self._pool.closed or health.generation != generation:
+    def wants_check(self, subchannel: S) -> bool:
+        """Whether a health check is still needed."""
+        if subchannel.removed or self._pool.closed:
             return False
-        return subchannel.stale or health.suspected or not subchannel.healthy
+        return subchannel.stale or subchannel.health.suspected or not subchannel.healthy
 
     def check_stale(self, subchannel: S) -> None:
         """Check a subchannel now if it is stale and no check of it is under way."""
@@ -227,7 +226,7 @@ class HealthChecker(Generic[S]):
                 self.mark_healthy(subchannel)  # the next call shows whether it works
             return
         with pool.lock:
-            if self.wants_check(subchannel, generation):
+            if subchannel.health.generation == generation and self.wants_check(subchannel):
                 self._timeouts[subchannel], timeout = timeout, self._timeouts.get(subchannel)
         if timeout is not None:
             timeout.cancel()
@@ -265,8 +264,10 @@ class HealthChecker(Generic[S]):
     def _check(self, subchannel: S, generation: int) -> None:
         """Check a subchannel now. Runs on a worker, or on the loop."""
         pool, health = self._pool, subchannel.health
+        if health.generation != generation:
+            return
         health.checking = False
-        if not self.wants_check(subchannel, generation):
+        if not self.wants_check(subchannel):
             health.suspected = False
             return
         if subchannel.stale and pool.expire_stale():
@@ -302,8 +303,10 @@ class HealthChecker(Generic[S]):
 
     def _end_check(self, subchannel: S, generation: int, answered: bool | None) -> None:
         pool, health = self._pool, subchannel.health
+        if health.generation != generation:
+            return
         health.checking = False
-        wanted = self.wants_check(subchannel, generation)
+        wanted = self.wants_check(subchannel)
         suspected, health.suspected = health.suspected, False
         if not wanted:
             return
@@ -333,9 +336,7 @@ class HealthChecker(Generic[S]):
         self._explaining, self._timeouts = 0, {}
         now_ns = self._pool.now_ns()
         for subchannel in self._pool.subchannels:
-            health = subchannel.health
-            health.checking = health.suspected = False
-            health.set_healthy(now_ns)
+            subchannel.health.set_healthy(now_ns)
 
     # --- Why servers can't be reached ---
 

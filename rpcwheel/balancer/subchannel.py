@@ -92,9 +92,9 @@ class SubchannelHealth:
     checks: int = 0
     """The number of failed health checks of this generation."""
     checking: bool = False
-    """Whether a health check is under way."""
+    """Whether a health check of this generation is under way."""
     suspected: bool = False
-    """Whether it is checked although it is healthy, because its calls are canceled."""
+    """Whether that check is made although it is healthy, because its calls are canceled."""
     canceled: int = 0
     """The number of calls canceled in a row."""
     canceled_since: int = 0
@@ -124,6 +124,7 @@ class SubchannelHealth:
         """Begin a generation: results of earlier health checks count no more."""
         self.generation += 1
         self.checks = 0
+        self.checking = self.suspected = False
 
     def set_unhealthy(self, reason: str, now_ns: int) -> None:
         """Make the subchannel unhealthy."""
@@ -134,7 +135,7 @@ class SubchannelHealth:
         """Make the subchannel healthy and return for how long it was not."""
         since_ns = now_ns if self.unhealthy_ns is None else self.unhealthy_ns
         self.unhealthy_ns, self.unhealthy_reason = None, ""
-        self.generation += 1
+        self.check_anew()
         self.ejected = False
         self.failures = self.window_failures = 0
         self.window_ns, self.window_successes = now_ns, self.successes

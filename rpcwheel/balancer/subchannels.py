@@ -109,12 +109,7 @@ class Connections(Generic[S]):
         self._pool = pool
         self._connect = connect
         self._own = own
-        self._listeners = [
-            (
-                _checked_callback(on_subchannel, "on_subchannel"),
-                _checked_callback(on_removed, "on_removed"),
-            )
-        ]
+        self._listeners = [_checked_listener(on_subchannel, on_removed)]
         self._connecting: set[S] = set()
         self._replaced: list[Any] = []  # that the user has closed or drained
         self.leaving: list[S] = []
@@ -185,12 +180,12 @@ class Connections(Generic[S]):
                 if current is not None and not current.closed:
                     self._replaced.append(current)  # its calls continue
                 subchannel.connection = new
+            listeners = tuple(self._listeners)  # now: `add_listener` calls those added later
         if not is_used:
             new.drain(0)
             return self.connection_of(subchannel)
-        for on_subchannel, _ in tuple(self._listeners):
-            if on_subchannel is not None:
-                run_callback(self._pool.name, on_subchannel, subchannel)
+        for on_subchannel, _ in listeners:
+            run_callback(self._pool.name, on_subchannel, subchannel)
         return new
 
     def try_connect(self, subchannel: S) -> str:
@@ -214,14 +209,14 @@ class Connections(Generic[S]):
         self, on_subchannel: Callable[[S], object], on_removed: Callable[[S], object]
     ) -> None:
         """Add callbacks; calls `on_subchannel` with each subchannel that has a channel already."""
-        pool = self._pool
+        pool, listener = self._pool, _checked_listener(on_subchannel, on_removed)
         with pool.lock:
-            self._listeners.append((on_subchannel, on_removed))
+            self._listeners.append(listener)
             connected = [
                 subchannel for subchannel in pool.subchannels if subchannel.connection is not None
             ]
         for subchannel in connected:
-            run_callback(pool.name, on_subchannel, subchannel)
+            run_callback(pool.name, listener[0], subchannel)
 
     def drain_now(self, subchannels: Iterable[S]) -> None:
         """Close the connections of removed subchannels when their calls have ended."""
@@ -233,8 +228,7 @@ class Connections(Generic[S]):
                 reason=f"{subchannel.id} was removed from {pool.name}",
             )
             for _, on_removed in tuple(self._listeners):
-                if on_removed is not None:
-                    run_callback(pool.name, on_removed, subchannel)
+                run_callback(pool.name, on_removed, subchannel)
 
     def has_left(self, subchannel: S) -> None:
         """Forget a removed subchannel whose connection is closed."""
@@ -448,7 +442,7 @@ class SubchannelPool(Generic[S]):
         retained = tuple(subchannel for subchannel in stale.values() if not subchannel.stale)
         for newly_stale in retained:
             newly_stale.stale = True
-            newly_stale.health.generation += 1
+            newly_stale.health.check_anew()
         for instance in selected:
             subchannel = self._by_id.get(instance.id)
             if subchannel is None or _place(subchannel.instance) != _place(instance):
@@ -752,10 +746,23 @@ def subchannel_options(options: object) -> list[tuple[str, Any]]:
     return checked if MAX_RECONNECT_BACKOFF[0] in names else [*checked, MAX_RECONNECT_BACKOFF]
 
 
+def _checked_listener(on_subchannel: Any, on_removed: Any) -> tuple[Any, Any]:
+    return (
+        _checked_callback(on_subchannel, "on_subchannel"),
+        _checked_callback(on_removed, "on_removed"),
+    )
+
+
 def _checked_callback(callback: Any, name: str) -> Any:
-    if callback is not None and not callable(callback):
+    if callback is None:
+        return _ignore
+    if not callable(callback):
         raise TypeError(f"{name} must be callable as {name}(subchannel), not {callback!r}")
     return callback
+
+
+def _ignore(_: object) -> None:
+    """There is no callback."""
 
 
 def _place(instance: ServiceInstance) -> tuple[str, int, str]:

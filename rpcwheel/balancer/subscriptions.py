@@ -6,10 +6,11 @@ times a second, and after known changes, while there are subscribers.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel._concurrency.callbacks import weak_callback
-from rpcwheel._concurrency.executor import SerialExecutor
+from rpcwheel._concurrency.executor import SerialExecutor, reset_after_fork
 from rpcwheel.errors import TimerError
 from rpcwheel.events import CallbackFailed, ExecutorRejected, emit
 from rpcwheel.timer import shared_timer
@@ -43,6 +44,12 @@ class BalancerSubscriptions(StateSubscribers):
         self._timer = timer
         self._timeout: Timeout | None = None
         self._worker = SerialExecutor(limit=1)  # one read serves all that wait
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Forget the next read in a forked child, whose timers have no timeouts."""
+        self._lock = threading.RLock()
+        self._timeout = None
 
     def _added(self, _: Subscriber) -> None:
         self.read_soon()

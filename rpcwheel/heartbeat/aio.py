@@ -79,17 +79,8 @@ class Heartbeat(HeartbeatBase):
 class HeartbeatManager(HeartbeatManagerBase[Heartbeat]):
     """Sends heartbeats on silent connections, and replaces dead ones; see `rpcwheel.heartbeat`.
 
-    Args:
-        timer: The timer to use, also one of another thread; None: `shared_timer()`. Close the
-            manager before you stop its timer, because nothing reports that heartbeats stop with it.
-        interval: Seconds. A heartbeat is sent if nothing was read, or nothing written, for longer.
-            None: never.
-        timeout: Seconds. A connection is dead if nothing was read for longer. None: three times
-            the interval.
-        probe: The call that is made; None: `HealthProbe()`.
-        drain_timeout: Seconds for which calls in flight on a dead connection may continue. 0: they
-            end at once with UNAVAILABLE. None: no limit.
-        reconnect: Whether dead connections are replaced, or only reported.
+    The arguments are those of `rpcwheel.heartbeat.HeartbeatManager`. The timer may also be one of
+    another thread.
 
     An async context manager; its exit waits until no task is left. `attach` must be called on a
     running event loop, where the heartbeat then runs; without one it raises RuntimeError.

@@ -104,7 +104,8 @@ class HeartbeatManager(HeartbeatManagerBase[Heartbeat], Closing):
             end at once with UNAVAILABLE. None: no limit.
         reconnect: Whether dead connections are replaced, or only reported.
 
-    A context manager. Thread-safe. A forked child has none of its parent's heartbeats.
+    A context manager. Thread-safe. A forked child has none of its parent's heartbeats; it may
+    attach the channels anew.
 
     Raises:
         TypeError, ConfigurationError: An argument is not valid.

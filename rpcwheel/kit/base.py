@@ -380,7 +380,8 @@ class KitBase(
         each interval while it is connected, and its death is reported (`HeartbeatMissed`,
         `ConnectionDead`, `Heartbeat.state`). The kit keeps a reference to such a channel until
         then. Of a `BalancedChannel` each subchannel gets a heartbeat, and gets no calls after a
-        heartbeat was missed, until it answers.
+        heartbeat was missed, until it answers. Of a `BroadcastChannel` each of its channels gets
+        one, until that channel or this kit is closed.
 
         With `heartbeat` and grpc.aio an event loop must be running.
 
@@ -392,20 +393,29 @@ class KitBase(
         """
         self._refuse_closed()
         intercepted = self._intercept(channel, stacklevel=4)
-        if self._manager is None:
-            return intercepted
+        if self._manager is not None:
+            heartbeat = self._watch(channel)
+            if heartbeat is not None:
+                on_close: Any = intercepted.on_close  # type: ignore[attr-defined]
+                on_close(heartbeat.detach)
+        return intercepted
+
+    def _watch(self, channel: Any) -> Any:
+        """Attach heartbeats. Returns that of the channel; None if its connections have their own."""
         from rpcwheel.heartbeat.channel import channel_below_interceptors
 
-        inner: Any = channel_below_interceptors(channel)
-        if isinstance(inner, self._load("balancer").BalancedChannel):
-            if inner not in self._balanced:
-                self._balanced.add(inner)
-                heartbeats = SubchannelHeartbeats(self._manager, None)
-                inner.add_listener(heartbeats.add, heartbeats.remove)
-        else:
-            on_close: Any = intercepted.on_close  # type: ignore[attr-defined]
-            on_close(self._manager.attach(channel).detach)
-        return intercepted
+        balancer, inner = self._load("balancer"), channel_below_interceptors(channel)
+        if isinstance(inner, balancer.BroadcastChannel):
+            for below in inner.channels:
+                self._watch(below)
+            return None
+        if not isinstance(inner, balancer.BalancedChannel):
+            return self._manager.attach(channel)
+        if inner not in self._balanced:
+            self._balanced.add(inner)
+            heartbeats = SubchannelHeartbeats(self._manager, None)
+            inner.add_listener(heartbeats.add, heartbeats.remove)
+        return None
 
     def _refuse_closed(self) -> None:
         """Refuse a channel whose heartbeats have ended."""

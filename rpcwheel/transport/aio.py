@@ -236,6 +236,8 @@ class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
             try_to_connect: Whether to connect if it is IDLE. If it is replaced before it is READY,
                 the next connection is also made at once.
         """
+        if self.transports.closed:  # gRPC's channel is not, before the grace is over
+            return grpc.ChannelConnectivity.SHUTDOWN
         transport = self.transports.active
         state = transport.channel.get_state(try_to_connect)
         if transport.connection_wanted or try_to_connect:

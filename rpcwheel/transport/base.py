@@ -263,6 +263,9 @@ class ReconnectingBase(Generic[T]):
 
         Returns:
             A function that removes the callback. It does not keep the channel alive.
+
+        Raises:
+            TypeError: It is not callable.
         """
         return self._close_callbacks.add(callback)
 

@@ -87,7 +87,12 @@ class StateSubscribers:
         Args:
             callback: Called first when the state is known.
             try_to_connect: Whether the channel connects if it is IDLE.
+
+        Raises:
+            TypeError: `callback` is not callable.
         """
+        if not callable(callback):
+            raise TypeError(f"callback must be callable as callback(state), not {callback!r}")
         subscriber = Subscriber(callback, connects=try_to_connect)
         with self._lock:
             if self._closed:

@@ -209,6 +209,9 @@ class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Chann
         Args:
             callback: Takes the state of the active connection, never that of an old one.
             try_to_connect: Whether to connect now, and also after each reconnect.
+
+        Raises:
+            TypeError: `callback` is not callable.
         """
         self._subscriptions.add(callback, try_to_connect=bool(try_to_connect))
 

@@ -91,8 +91,17 @@ def test_a_stub_does_not_keep_removed_subchannels(world, shops, open_balanced):
 # Servers that fail
 
 
-def test_no_call_fails_because_a_server_can_not_be_reached(world, shops, dead, open_balanced):
-    channel = open_balanced()
+def by_another_channel(world):
+    """A `connect` that makes connections which can be replaced themselves."""
+    kind = world.module("transport").ReconnectingChannel
+    return lambda one, options: kind(one.target, options=options)
+
+
+@pytest.mark.parametrize("connect_of", [lambda world: None, by_another_channel])
+def test_no_call_fails_because_a_server_can_not_be_reached(
+    world, shops, dead, open_balanced, connect_of
+):
+    channel = open_balanced(connect=connect_of(world))
     world.do(channel.update, [instance(shops[0]), instance(dead, weight=1000)])
     for call in ways_to_call(world, channel).values():
         assert [call() for _ in range(3)] == [b"ab"] * 3

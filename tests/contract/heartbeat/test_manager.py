@@ -3,6 +3,7 @@
 import grpc
 import pytest
 
+from fixtures.forks import holds_in_child
 from fixtures.waiting import wait_until
 from fixtures.worlds import only_aio, only_sync
 from rpcwheel.heartbeat import HealthProbe, HeartbeatPolicy, HeartbeatState, MethodProbe
@@ -100,6 +101,17 @@ def test_close_detaches_all_and_refuses_more(world, channel, manager, timer):
     assert not channel.closed
     with pytest.raises(RuntimeError, match="this HeartbeatManager is closed"):
         world.do(manager.attach, channel)
+
+
+@only_sync
+def test_a_forked_child_has_none_of_its_parents_heartbeats(world, channel, manager):
+    heartbeat = manager.attach(channel)
+
+    def begins_anew():
+        return manager.heartbeats == () and manager.attach(channel) is not heartbeat
+
+    assert holds_in_child(begins_anew)
+    assert manager.heartbeats == (heartbeat,)
 
 
 @only_sync

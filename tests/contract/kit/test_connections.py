@@ -180,6 +180,21 @@ def test_a_kit_watches_a_balanced_channel_once(world, kit, balanced):
     assert balanced.listeners == 1
 
 
+def test_each_channel_of_a_broadcast_has_a_heartbeat(shop, world, kit, balanced):
+    made = kit(heartbeat=10.0)
+    plain = world.channel(shop.target)
+    replaceable = world.keep(world.do(reconnecting, world, shop.target))
+    broadcast = world.module("balancer").BroadcastChannel([plain, replaceable, balanced])
+    channel = world.do(made.intercept_channel, broadcast)
+    instance = ServiceInstance(service="shop", host="127.0.0.1", port=shop.port)
+    world.do(balanced.update, [instance])
+    assert len(world.do(channel.unary_unary(UNARY_UNARY), b"x", timeout=WAIT_S)) == 3
+    watched = [plain, replaceable, balanced.subchannels[0].connection]
+    assert [heartbeat.connection for heartbeat in made.heartbeats] == watched
+    world.do(channel.close)  # the channels below stay open
+    assert len(made.heartbeats) == 3
+
+
 def test_a_closed_kit_ignores_new_subchannels(shop, world, kit, balanced, events):
     made = kit(heartbeat=10.0)
     world.do(made.intercept_channel, balanced)

@@ -754,6 +754,27 @@ async def test_a_canceled_start_is_undone(make_aio_shop, memory, ran_before, set
         assert await shop.server.wait_for_termination(WAIT_S) is False
 
 
+async def test_a_start_that_is_canceled_between_two_calls_of_user_code_is_undone(
+    make_aio_shop, memory
+):
+    shop = make_aio_shop()
+
+    class Hanging:
+        async def set(self, service, status):
+            if status == SERVING and service:
+                await asyncio.Event().wait()
+            if status == SERVING:
+                starting.cancel()
+
+    settings = QUICK | {"port": shop.listen(), "health": Hanging()}
+    published = aio.Publisher(shop.server, memory, SERVICE, **settings)
+    starting = asyncio.create_task(published.start())
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert await published.wait(WAIT_S)
+    assert published.registrations == ()
+
+
 async def test_canceling_stop_does_not_cancel_the_shutdown(make_aio_shop, memory, events, timer):
     async with aio.Publisher(
         make_aio_shop().server, memory, SERVICE, timer=timer, **QUICK

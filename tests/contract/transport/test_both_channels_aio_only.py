@@ -76,6 +76,7 @@ async def test_calls_end_within_the_grace_of_close(shop, running):
     closing = asyncio.create_task(channel.close(WAIT_S))
     await steps(20)
     assert (closing.done(), channel.closed) == (False, True)
+    assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
     with pytest.raises(grpc.aio.UsageError):
         channel.unary_unary(UNARY_UNARY)(b"x")
     for seen in shop.calls:

@@ -191,13 +191,6 @@ def test_only_a_status_that_no_client_sets_is_a_read(world, shop, reconnecting):
             assert reconnecting.activity.last_write_ns is not None
 
 
-def test_a_failure_in_the_client_is_not_a_read(world, open_reconnecting):
-    channel = open_reconnecting(options=[("grpc.max_send_message_length", 10)])
-    error = world.call(channel, "unary_unary", b"x" * 100).error()
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert channel.activity.last_read_ns is None
-
-
 def test_a_heartbeat_is_neither_use_nor_a_call_in_flight(world, shop, reconnecting):
     beat = reconnecting.heartbeat_call(UNARY_UNARY)
     assert world.do(beat, b"x") == b"x"

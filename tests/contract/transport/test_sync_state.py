@@ -228,13 +228,6 @@ class Deaf(type(grpc.insecure_channel("127.0.0.1:1"))):
         raise NotImplementedError
 
 
-def test_subscribe_raises_what_a_channel_of_another_type_raises():
-    with ReconnectingChannel("x", connect=lambda o: Deaf("127.0.0.1:1", o, None, None)) as channel:
-        with pytest.raises(NotImplementedError):
-            channel.subscribe(print)
-        assert channel.reconnect()
-
-
 def test_a_connection_that_cannot_be_watched_is_reported_and_used(shop, events, caplog):
     kinds = [grpc.insecure_channel, lambda *given: Deaf(*given, None, None), grpc.insecure_channel]
     with ReconnectingChannel("x", connect=lambda o: kinds.pop(0)(shop.target, o)) as channel:

@@ -6,13 +6,16 @@ import pytest
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._grpc.connectivity import (
+    CORE_READY,
     close_unavailable,
     core_channel,
     core_state,
     has_polling_thread,
     is_bare,
+    state_reader,
     wait_for_polling_end,
 )
+from rpcwheel.transport import ReconnectingChannel
 
 IDLE = grpc.ChannelConnectivity.IDLE
 READY = grpc.ChannelConnectivity.READY
@@ -31,11 +34,14 @@ def intercepted(channel):
 
 
 @pytest.mark.parametrize("wrap", [lambda channel: channel, intercepted])
-def test_the_state_of_a_channel_is_found_below_its_interceptors(shop, wrap):
-    with grpc.insecure_channel(shop.target) as channel:
+@pytest.mark.parametrize("kind", [grpc.insecure_channel, ReconnectingChannel])
+def test_the_state_of_a_channel_is_found_below_its_interceptors(shop, kind, wrap):
+    with kind(shop.target) as channel:
+        read = state_reader(wrap(channel))
         assert core_state(wrap(channel)) is IDLE
         assert core_state(wrap(channel), try_to_connect=True) is IDLE
         assert wait_until(lambda: core_state(wrap(channel)) is READY)
+        assert read(False) == CORE_READY
     assert core_state(wrap(channel)) is SHUTDOWN
 
 

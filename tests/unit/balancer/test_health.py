@@ -88,6 +88,27 @@ def test_the_late_result_of_an_earlier_check_is_ignored(checked, timer):
     assert not checked.one.healthy
 
 
+def test_the_late_result_of_an_earlier_check_ends_no_later_check(checked, timer):
+    checked.mark_unhealthy()
+    timer.advance(1.1)
+    late = checked.prober.done
+    checked.pool.checker.mark_healthy(checked.one)
+    cancel(checked, 5)
+    late(True)
+    checked.prober.done(False)
+    assert not checked.one.healthy
+
+
+def test_an_earlier_check_of_a_stale_subchannel_leads_to_no_second_one(checked, timer):
+    checked.mark_unhealthy()
+    timer.advance(1.1)
+    late = checked.prober.done
+    checked.pool.update([])
+    late(False)
+    checked.pool.checker.check_stale(checked.one)
+    assert checked.prober.probes == [1, 1, 2]
+
+
 def test_a_check_that_is_not_wanted_any_more_when_it_runs_is_not_made(checked, timer):
     queued = []
     checked.prober.run_soon = queued.append

@@ -73,6 +73,33 @@ def test_a_removed_subchannel_is_known_until_its_connection_is_closed(pool):
     assert pool.connections.leaving == []
 
 
+class AfterRelease:
+    """A lock after whose next release a function runs, as on a thread that waits for the lock."""
+
+    def __init__(self, lock, function):
+        self._lock = lock
+        self._functions = [function]
+
+    def __enter__(self):
+        self._lock.acquire()
+
+    def __exit__(self, *_):
+        self._lock.release()
+        if self._functions:
+            self._functions.pop()()
+
+
+def test_a_listener_that_is_added_while_a_subchannel_connects_is_called_once(pool):
+    pool.update([at(1)])
+    pool.connections.new_connection = lambda _: FakeConnection()
+    begun = []
+    pool.lock = AfterRelease(
+        pool.lock, lambda: pool.connections.add_listener(begun.append, begun.append)
+    )
+    pool.connections.connection_of(pool.subchannel(1))
+    assert ports(begun) == [1]
+
+
 def test_a_closed_pool_does_not_change(pool):
     pool.update([at(1)])
     pool.all_ready()
@@ -448,7 +475,7 @@ def test_an_unhealthy_subchannel_published_by_another_process_is_checked_now(poo
     generation, one.health.checks = one.health.generation, 9
     pool.update([at(1, epoch="b"), at(2, epoch="b")])
     assert pool.checks == [(1, None), (1, 0.0)]
-    assert (one.health.checks, pool.checker.wants_check(one, generation)) == (0, False)
+    assert (one.health.checks, one.health.generation) == (0, generation + 1)
     pool.update([at(1, epoch="b"), at(2, epoch="b")])
     assert len(pool.checks) == 2
 
@@ -573,7 +600,7 @@ def test_a_failed_call_has_a_stale_subchannel_checked_once_at_a_time(pool):
     one = pool.subchannel(1)
     generation = one.health.generation
     pool.update([])
-    assert not pool.checker.wants_check(one, generation)  # of the time before it was stale
+    assert one.health.generation > generation  # checks of the time before count no more
     pool.checks.clear()
     fail(pool, 1, 9)
     assert pool.checks == [(1, 0.0)]

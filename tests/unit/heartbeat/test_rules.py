@@ -18,8 +18,9 @@ def test_by_default_the_timeout_is_three_intervals_and_the_tick_a_third():
     )
 
 
-def test_without_an_interval_the_rules_say_never():
-    assert HeartbeatRules.from_policy(HeartbeatPolicy(interval=None)).interval_ns == NEVER
+def test_without_an_interval_the_rules_say_never_whatever_the_timeout_is():
+    policy = HeartbeatPolicy(interval=None, timeout=1.0)
+    assert HeartbeatRules.from_policy(policy).interval_ns == NEVER
 
 
 def test_the_random_delay_leaves_time_for_two_misses():

@@ -39,7 +39,7 @@ def test_the_check_interval_is_a_third_of_the_shortest_limit():
     assert limits().check_interval_ns == 20 * S
     assert limits(request_timeout=None).check_interval_ns == 60 * S
     assert limits(idle_timeout=90, read_idle=30, max_age=60).check_interval_ns == 10 * S
-    assert limits(check_interval=7).check_interval_ns == 7 * S
+    assert limits(check_interval=7, request_timeout=1).check_interval_ns == 7 * S
     assert limits(idle_timeout=None, request_timeout=None).check_interval_ns == NEVER
 
 
