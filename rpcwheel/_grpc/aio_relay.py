@@ -16,7 +16,8 @@ for the attempt itself; between two attempts it waits in `_wait_for_change`.
 A running attempt keeps the relay of a unary response alive, so the call runs to its end even if its
 caller drops it, as in grpc.aio. It does not keep the relay of a response stream alive, and neither
 does the relay itself, by a reference cycle: a stream that its caller drops is canceled at once.
-(grpc.aio intends this too, but since 1.83 its channel keeps each call until it ends.)
+(grpc.aio intends this too, but since 1.83 its channel keeps each call until it ends.) While a task
+waits in `_wait_for_change`, `_AWAITED` keeps the relay, and so the task.
 """
 
 from __future__ import annotations
@@ -191,6 +192,10 @@ class Signal:
 
 
 # --- The call ---
+
+_AWAITED: Final[set[Relay]] = set()
+"""Relays for whose change a task waits. Asyncio has only weak references to tasks, so a task that
+has no other reference would be collected together with its relay."""
 
 
 class Relay(grpc.aio.Call):
@@ -400,7 +405,12 @@ class Relay(grpc.aio.Call):
         """Wait for the next attempt or the end of the call."""
         if self._signal is None:
             self._signal = Signal()
-        await self._signal.wait()
+        _AWAITED.add(self)
+        try:
+            await self._signal.wait()
+        finally:
+            if not self._signal.has_waiters:
+                _AWAITED.discard(self)
 
     def _attempt_raised(self, call: Any, error: BaseException) -> None:
         """Handle an exception of an interceptor's attempt that has not reported its end."""

@@ -409,14 +409,8 @@ class RetryingCall(Relay):
             go_on, stopped = weak_callback(self._go_on), weak_callback(self._timer_stopped)
             self._wait = wait = _TimerWait(self._state, self._context, go_on, stopped)
             wait.start(at_ns, self._deadline_ns)
-            is_read = self._signal is not None and self._signal.has_waiters
-            if is_read or not self._cancels_when_dropped:
+            if not self._cancels_when_dropped:
                 wait.keep(self)
-
-    async def _wait_for_change(self) -> None:
-        if self._wait is not None:
-            self._wait.keep(self)  # the task that waits may have no other reference
-        await super()._wait_for_change()
 
     def _timer_stopped(self) -> None:
         self.attempts.timer_stopped()
