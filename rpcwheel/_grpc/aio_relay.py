@@ -99,7 +99,7 @@ def failure_of(call: Any) -> BaseException | None:
     if code is OK:
         return None
     details = run_without_waiting(call.details())
-    if code is CANCELLED and details in ENDED_HERE:
+    if code is CANCELLED and details in ENDED_HERE and _was_canceled_here(call):
         return asyncio.CancelledError()
     debug = getattr(call, "debug_error_string", None)  # not in the interface
     return grpc.aio.AioRpcError(
@@ -109,6 +109,15 @@ def failure_of(call: Any) -> BaseException | None:
         details,
         None if debug is None else run_without_waiting(debug()),
     )
+
+
+def _was_canceled_here(call: Any) -> bool:
+    """Whether the client has canceled a call; a server may pass on the details of another call."""
+    task = getattr(call, "_interceptors_task", None)  # of a call with interceptors
+    if isinstance(task, asyncio.Task) and not task.cancelled() and task.exception() is None:
+        call = task.result()
+    core_call = getattr(call, "_cython_call", None)
+    return core_call is None or bool(core_call.is_locally_cancelled())
 
 
 def has_ended(call: Any) -> bool:
