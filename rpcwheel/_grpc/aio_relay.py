@@ -405,7 +405,7 @@ class Relay(grpc.aio.Call):
             self._uncertain, self._checks = call, 0
         if self._checks == len(STATUS_CHECK_DELAYS_S):
             return False
-        check_again = partial(_report_weakly, weakref.ref(self), self._number)
+        check_again = partial(self.attempt_ended, self._number)
         asyncio.get_running_loop().call_later(STATUS_CHECK_DELAYS_S[self._checks], check_again)
         self._checks += 1
         return True
@@ -531,7 +531,7 @@ def _report(relays: list[Relay], number: int, _: object) -> None:
         relays.clear()
 
 
-def _report_weakly(relay: weakref.ref[Relay], number: int, _: object = None) -> None:
+def _report_weakly(relay: weakref.ref[Relay], number: int, _: object) -> None:
     alive = relay()
     if alive is not None:
         alive.attempt_ended(number)

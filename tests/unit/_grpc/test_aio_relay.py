@@ -396,6 +396,16 @@ async def test_a_status_made_up_by_grpc_is_replaced_by_the_servers_own():
     assert await call.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_a_call_that_is_dropped_while_it_waits_for_the_servers_own_status_ends():
+    relay = StreamUnaryRelay()
+    relay.begin(attempt := RunningAttempt())
+    attempt.end_as(failure("INTERNAL", MADE_UP, Kind.STREAM_UNARY))
+    attempt.end, failures = failure(kind=Kind.STREAM_UNARY), relay.failures
+    del relay, attempt
+    gc.collect()
+    await aio_wait_until(lambda: failures)
+
+
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "INTERNAL"])
 async def test_a_stream_waits_for_the_servers_own_status_without_a_callback(code, monkeypatch):
     """It ends with the status that was made up if no other comes (`INTERNAL`)."""
