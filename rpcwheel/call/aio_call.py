@@ -406,11 +406,11 @@ class RetryingCall(Relay):
             self._wait.cancel()
         self.pause()
         if self._state.channel_calls.add_waiting(self):
-            go_on, stopped = weak_callback(self._go_on), weak_callback(self._timer_stopped)
-            self._wait = wait = _TimerWait(self._state, self._context, go_on, stopped)
-            wait.start(at_ns, self._deadline_ns)
-            if not self._cancels_when_dropped:
-                wait.keep(self)
+            go_on, stopped = self._go_on, self._timer_stopped
+            if self._cancels_when_dropped:
+                go_on, stopped = weak_callback(go_on), weak_callback(stopped)
+            self._wait = _TimerWait(self._state, self._context, go_on, stopped)
+            self._wait.start(at_ns, self._deadline_ns)
 
     def _timer_stopped(self) -> None:
         self.attempts.timer_stopped()
@@ -598,9 +598,9 @@ class RetryingCall(Relay):
 class _TimerWait:
     """A wait for the next attempt, which ends too if the timer is late or was stopped.
 
-    It does not keep its call alive, so that a stream that its caller drops ends at once; see
-    `keep`. With `client_interceptors`, and after an error of an inner interceptor that is not an
-    `AioRpcError`, the stream is in a reference cycle, and ends when the garbage collector finds it.
+    It does not keep a stream alive, so that one that its caller drops ends at once. With
+    `client_interceptors`, and after an error of an inner interceptor that is not an `AioRpcError`,
+    the stream is in a reference cycle, and ends when the garbage collector finds it.
     """
 
     __slots__ = (
@@ -608,7 +608,6 @@ class _TimerWait:
         "_context",
         "_deadline_ns",
         "_go_on",
-        "_kept",
         "_loop",
         "_state",
         "_stopped",
@@ -630,12 +629,6 @@ class _TimerWait:
         self._go_on, self._stopped = go_on, stopped
         self._timeout: Timeout | None = None
         self._check: asyncio.TimerHandle | None = None
-        self._kept: RetryingCall | None = None
-
-    def keep(self, call: RetryingCall) -> None:
-        """Keep the call alive until the wait ends."""
-        if self._timeout is not None:
-            self._kept = call
 
     def start(self, at_ns: int, deadline_ns: int) -> None:
         """Wait until `at_ns`; the timer is checked at the latest at the deadline of the call."""
@@ -668,10 +661,8 @@ class _TimerWait:
 
     def _end(self, then: Callable[[], object]) -> None:
         if self._timeout is not None:  # the wait has not ended
-            kept = self._kept
             self.cancel()
             then()
-            del kept
 
     def cancel(self) -> None:
         """End the wait. Idempotent; on any thread, as a garbage collection is."""
@@ -681,7 +672,6 @@ class _TimerWait:
         check, self._check = self._check, None
         if check is not None and running_loop() is self._loop:  # else the check ends by itself
             check.cancel()
-        self._kept = None
 
 
 _CALLS: Final = classes_by_kind(RetryingCall, RELAYS)
