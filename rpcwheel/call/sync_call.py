@@ -104,25 +104,18 @@ TRAILERS_TIMEOUT_S: Final = 0.02
 NO_STATUS: Final = Stop("it failed without a status")
 
 
-def with_defaults(details: Any, config: MethodConfig) -> Any:
-    """Return call details with `call_metadata`, and the `wait_for_ready` of the method if not set.
+def _with_defaults(details: Any, config: MethodConfig) -> Any:
+    """Return call details with the metadata of the call, which each attempt can read.
 
-    The metadata must be reusable.
+    They have the `wait_for_ready` of the method if none is set.
     """
     metadata = getattr(details, "metadata", None)
-    complete = call_metadata(metadata, config.criticality)
+    complete = call_metadata(reusable_metadata(metadata), config.criticality)
     if complete is not metadata:
         details = copy_details(details)._replace(metadata=complete)
     if config.wait_for_ready is None or getattr(details, "wait_for_ready", None) is not None:
         return details
     return copy_details(details)._replace(wait_for_ready=config.wait_for_ready)
-
-
-def with_reusable_metadata(details: Any) -> Any:
-    """Return call details whose metadata each attempt can read."""
-    metadata = getattr(details, "metadata", None)
-    reusable = reusable_metadata(metadata)
-    return details if reusable is metadata else copy_details(details)._replace(metadata=reusable)
 
 
 class _BackoffWait:
@@ -201,7 +194,7 @@ class ClientCall:
         self._start = start
         self._start_delivery = start if start_delivery is None else start_delivery
         self._serialize = serialize
-        details = with_defaults(with_reusable_metadata(details), self.config)
+        details = _with_defaults(details, self.config)
         if self.config.durable:
             details = copy_details(details)._replace(metadata=with_key(details.metadata))
         self._details = details
