@@ -49,7 +49,6 @@ from rpcwheel._grpc.aio_relay import (
 from rpcwheel._grpc.calls import (
     CANCELLED_HERE,
     Details,
-    FailureStatus,
     copy_of,
     reusable_metadata,
     server_of,
@@ -75,13 +74,12 @@ from .attempts import (
 from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .config import CALL_OPTIONS, MethodConfig
 from .failed_calls import (
-    ANSWER_KEY,
     default_messages,
     delivery_timeout,
     queued_metadata,
     queued_request,
     read_timeout_s,
-    response_source,
+    response_status,
 )
 from .idempotency import with_key
 from .keeper import KeptDelivery
@@ -891,18 +889,10 @@ def begin_deferred(
 
 
 def _response(kind: Kind, response: Response, error: BaseException) -> FinishedCall:
-    """Make a call with status OK and a response of a policy; see `response_source`."""
-    default = response.default
-    code, details, initial, trailing = FailureStatus.of(error)
-    source, details = response_source(response.outcome, code.name, details)
-    return finished_call(
-        kind,
-        OK,
-        details,
-        result=default_messages(default) if kind.streams_responses else default,
-        initial=initial,
-        trailing=(*trailing, (ANSWER_KEY, source)),
-    )
+    """Make a call with status OK and a response of a policy."""
+    default, outcome = response
+    result = default_messages(default) if kind.streams_responses else default
+    return finished_call(kind, OK, result=result, **response_status(outcome, error))
 
 
 def _late(kind: Kind) -> FinishedCall:

@@ -33,7 +33,6 @@ from rpcwheel._grpc.calls import (
     CANCELLED_HERE,
     CLOSED_DURING_CALL,
     COLLECTED,
-    FailureStatus,
     InternalCallback,
     copy_details,
     copy_of,
@@ -68,12 +67,11 @@ from .attempts import (
 )
 from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .failed_calls import (
-    ANSWER_KEY,
     default_messages,
     delivery_timeout,
     queued_metadata,
     queued_request,
-    response_source,
+    response_status,
 )
 from .idempotency import with_key
 from .keeper import KeptDelivery
@@ -358,15 +356,10 @@ class ClientCall:
             self.requests.close()
 
     def _respond(self, response: Response, error: BaseException) -> FinishedResponse:
-        default, outcome = response
-        code, details, initial, trailing = FailureStatus.of(error)
-        source, details = response_source(outcome, code.name, details)
         streams = self.kind.streams_responses
         return (FinishedStream if streams else FinishedResponse)(
-            default_messages(default) if streams else default,
-            details,
-            initial=initial,
-            trailing=(*trailing, (ANSWER_KEY, source)),
+            default_messages(response.default) if streams else response.default,
+            **response_status(response.outcome, error),
         )
 
     def _enqueue(self, policy: FailbackPolicy, error: BaseException) -> str | Exception | None:
