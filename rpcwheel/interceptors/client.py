@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Never, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Never, TypeAlias
 
 import grpc
 
@@ -356,7 +356,7 @@ class _InterceptedMulticallable:
 
 
 class _Succeeded:
-    """A blocking attempt that has succeeded."""
+    """A blocking attempt that has succeeded, for `failure_of`."""
 
     __slots__ = ("call", "response")
 
@@ -366,18 +366,6 @@ class _Succeeded:
 
     def exception(self) -> None:
         """Return None: the attempt has succeeded."""
-
-    def done(self) -> bool:
-        """Return True: the attempt has ended."""
-        return True
-
-    def result(self) -> Any:
-        """Return the response."""
-        return self.response
-
-    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
-        """Call the callback now: the attempt has ended."""
-        callback(self)
 
 
 def _result(name: str, call: AnyCall) -> Any:
