@@ -158,11 +158,14 @@ def _without_address(value: Any) -> Any:
         return kind(map(_without_address, value))
     if isinstance(value, (FunctionType, MethodType)):
         return _Text(f"{value.__module__}.{value.__qualname__}")
-    if getattr(kind, "__repr__", None) is object.__repr__:  # such as the objects of tenacity
-        parts = getattr(value, "__dict__", {}).items()
-        shown_parts = ", ".join(f"{name}={_without_address(part)!r}" for name, part in parts)
-        return _Text(f"{kind.__name__}({shown_parts})")
-    return value
+    if kind is partial:
+        parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
+    elif getattr(kind, "__repr__", None) is object.__repr__:  # such as the objects of tenacity
+        parts = getattr(value, "__dict__", {})
+    else:
+        return value
+    shown_parts = ", ".join(f"{name}={_without_address(part)!r}" for name, part in parts.items())
+    return _Text(f"{kind.__name__}({shown_parts})")
 
 
 def _field_docstrings(kind: type) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,8 @@ for the attempt itself; between two attempts it waits in `_wait_for_change`.
 A running attempt keeps the relay of a unary response alive, so the call runs to its end even if its
 caller drops it, as in grpc.aio. It does not keep the relay of a response stream alive, and neither
 does the relay itself, by a reference cycle: a stream that its caller drops is canceled at once.
-(grpc.aio intends this too, but since 1.83 its channel keeps each call until it ends.)
+(grpc.aio intends this too, but since 1.83 its channel keeps each call until it ends.) While a task
+waits in `_wait_for_change`, `_AWAITED` keeps the relay, and so the task.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def failure_of(call: Any) -> BaseException | None:
     if code is OK:
         return None
     details = run_without_waiting(call.details())
-    if code is CANCELLED and details in ENDED_HERE:
+    if code is CANCELLED and details in ENDED_HERE and _was_canceled_here(call):
         return asyncio.CancelledError()
     debug = getattr(call, "debug_error_string", None)  # not in the interface
     return grpc.aio.AioRpcError(
@@ -108,6 +109,15 @@ def failure_of(call: Any) -> BaseException | None:
         details,
         None if debug is None else run_without_waiting(debug()),
     )
+
+
+def _was_canceled_here(call: Any) -> bool:
+    """Whether the client has canceled a call; a server may pass on the details of another call."""
+    task = getattr(call, "_interceptors_task", None)  # of a call with interceptors
+    if isinstance(task, asyncio.Task) and not task.cancelled() and task.exception() is None:
+        call = task.result()
+    core_call = getattr(call, "_cython_call", None)
+    return core_call is None or bool(core_call.is_locally_cancelled())
 
 
 def has_ended(call: Any) -> bool:
@@ -191,6 +201,10 @@ class Signal:
 
 
 # --- The call ---
+
+_AWAITED: Final[set[Relay]] = set()
+"""Relays for whose change a task waits. Asyncio has only weak references to tasks, so a task that
+has no other reference would be collected together with its relay."""
 
 
 class Relay(grpc.aio.Call):
@@ -391,7 +405,7 @@ class Relay(grpc.aio.Call):
             self._uncertain, self._checks = call, 0
         if self._checks == len(STATUS_CHECK_DELAYS_S):
             return False
-        check_again = partial(_report_weakly, weakref.ref(self), self._number)
+        check_again = partial(self.attempt_ended, self._number)
         asyncio.get_running_loop().call_later(STATUS_CHECK_DELAYS_S[self._checks], check_again)
         self._checks += 1
         return True
@@ -400,7 +414,12 @@ class Relay(grpc.aio.Call):
         """Wait for the next attempt or the end of the call."""
         if self._signal is None:
             self._signal = Signal()
-        await self._signal.wait()
+        _AWAITED.add(self)
+        try:
+            await self._signal.wait()
+        finally:
+            if not self._signal.has_waiters:
+                _AWAITED.discard(self)
 
     def _attempt_raised(self, call: Any, error: BaseException) -> None:
         """Handle an exception of an interceptor's attempt that has not reported its end."""
@@ -512,7 +531,7 @@ def _report(relays: list[Relay], number: int, _: object) -> None:
         relays.clear()
 
 
-def _report_weakly(relay: weakref.ref[Relay], number: int, _: object = None) -> None:
+def _report_weakly(relay: weakref.ref[Relay], number: int, _: object) -> None:
     alive = relay()
     if alive is not None:
         alive.attempt_ended(number)

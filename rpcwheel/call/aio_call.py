@@ -49,7 +49,6 @@ from rpcwheel._grpc.aio_relay import (
 from rpcwheel._grpc.calls import (
     CANCELLED_HERE,
     Details,
-    FailureStatus,
     copy_of,
     reusable_metadata,
     server_of,
@@ -75,13 +74,12 @@ from .attempts import (
 from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .config import CALL_OPTIONS, MethodConfig
 from .failed_calls import (
-    ANSWER_KEY,
     default_messages,
     delivery_timeout,
     queued_metadata,
     queued_request,
     read_timeout_s,
-    response_source,
+    response_status,
 )
 from .idempotency import with_key
 from .keeper import KeptDelivery
@@ -406,17 +404,11 @@ class RetryingCall(Relay):
             self._wait.cancel()
         self.pause()
         if self._state.channel_calls.add_waiting(self):
-            go_on, stopped = weak_callback(self._go_on), weak_callback(self._timer_stopped)
-            self._wait = wait = _TimerWait(self._state, self._context, go_on, stopped)
-            wait.start(at_ns, self._deadline_ns)
-            is_read = self._signal is not None and self._signal.has_waiters
-            if is_read or not self._cancels_when_dropped:
-                wait.keep(self)
-
-    async def _wait_for_change(self) -> None:
-        if self._wait is not None:
-            self._wait.keep(self)  # the task that waits may have no other reference
-        await super()._wait_for_change()
+            go_on, stopped = self._go_on, self._timer_stopped
+            if self._cancels_when_dropped:
+                go_on, stopped = weak_callback(go_on), weak_callback(stopped)
+            self._wait = _TimerWait(self._state, self._context, go_on, stopped)
+            self._wait.start(at_ns, self._deadline_ns)
 
     def _timer_stopped(self) -> None:
         self.attempts.timer_stopped()
@@ -604,9 +596,9 @@ class RetryingCall(Relay):
 class _TimerWait:
     """A wait for the next attempt, which ends too if the timer is late or was stopped.
 
-    It does not keep its call alive, so that a stream that its caller drops ends at once; see
-    `keep`. With `client_interceptors`, and after an error of an inner interceptor that is not an
-    `AioRpcError`, the stream is in a reference cycle, and ends when the garbage collector finds it.
+    It does not keep a stream alive, so that one that its caller drops ends at once. With
+    `client_interceptors`, and after an error of an inner interceptor that is not an `AioRpcError`,
+    the stream is in a reference cycle, and ends when the garbage collector finds it.
     """
 
     __slots__ = (
@@ -614,7 +606,6 @@ class _TimerWait:
         "_context",
         "_deadline_ns",
         "_go_on",
-        "_kept",
         "_loop",
         "_state",
         "_stopped",
@@ -636,12 +627,6 @@ class _TimerWait:
         self._go_on, self._stopped = go_on, stopped
         self._timeout: Timeout | None = None
         self._check: asyncio.TimerHandle | None = None
-        self._kept: RetryingCall | None = None
-
-    def keep(self, call: RetryingCall) -> None:
-        """Keep the call alive until the wait ends."""
-        if self._timeout is not None:
-            self._kept = call
 
     def start(self, at_ns: int, deadline_ns: int) -> None:
         """Wait until `at_ns`; the timer is checked at the latest at the deadline of the call."""
@@ -674,10 +659,8 @@ class _TimerWait:
 
     def _end(self, then: Callable[[], object]) -> None:
         if self._timeout is not None:  # the wait has not ended
-            kept = self._kept
             self.cancel()
             then()
-            del kept
 
     def cancel(self) -> None:
         """End the wait. Idempotent; on any thread, as a garbage collection is."""
@@ -687,7 +670,6 @@ class _TimerWait:
         check, self._check = self._check, None
         if check is not None and running_loop() is self._loop:  # else the check ends by itself
             check.cancel()
-        self._kept = None
 
 
 _CALLS: Final = classes_by_kind(RetryingCall, RELAYS)
@@ -907,18 +889,10 @@ def begin_deferred(
 
 
 def _response(kind: Kind, response: Response, error: BaseException) -> FinishedCall:
-    """Make a call with status OK and a response of a policy; see `response_source`."""
-    default = response.default
-    code, details, initial, trailing = FailureStatus.of(error)
-    source, details = response_source(response.outcome, code.name, details)
-    return finished_call(
-        kind,
-        OK,
-        details,
-        result=default_messages(default) if kind.streams_responses else default,
-        initial=initial,
-        trailing=(*trailing, (ANSWER_KEY, source)),
-    )
+    """Make a call with status OK and a response of a policy."""
+    default, outcome = response
+    result = default_messages(default) if kind.streams_responses else default
+    return finished_call(kind, OK, result=result, **response_status(outcome, error))
 
 
 def _late(kind: Kind) -> FinishedCall:

@@ -133,7 +133,7 @@ class Response(NamedTuple):
 
     default: Any
     outcome: str | None
-    """What failback did with the call, see `response_source`; None for a default response."""
+    """What failback did with the call, see `response_status`; None for a default response."""
 
 
 Step: TypeAlias = "NextAttempt | Wait | Stop"

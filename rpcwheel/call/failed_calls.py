@@ -6,9 +6,9 @@ Shared by `sync_call` and `aio_call`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
-from rpcwheel._grpc.calls import copy_of
+from rpcwheel._grpc.calls import FailureStatus, copy_of
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.telemetry import components
 
@@ -17,7 +17,7 @@ from .idempotency import checked_order_key, key_of, new_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from rpcwheel._grpc.calls import Details
+    from rpcwheel._grpc.calls import Details, Metadata
     from rpcwheel.durations import Duration
     from rpcwheel.rpc import Kind
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ANSWER_KEY: Final = "rpcwheel-answer"
 """The key in the trailing metadata of a response that is not from a server; see
-`response_source`."""
+`response_status`."""
 
 READ_TIMEOUT_S: Final = 1.0
 """How long to read the rest of a request stream before failback queues the call."""
@@ -183,19 +183,33 @@ def default_messages(default: Any) -> Sequence[Any]:
     return default if isinstance(default, (list, tuple)) else (default,)
 
 
-def response_source(outcome: str | None, code: str, details: str | None) -> tuple[str, str]:
-    """Return the value for `ANSWER_KEY` and the status details of a response of a policy.
+class ResponseStatus(TypedDict):
+    """The status of a response of a policy, apart from its code, which is OK."""
+
+    details: str
+    initial: Metadata
+    trailing: Metadata
+
+
+def response_status(outcome: str | None, error: BaseException) -> ResponseStatus:
+    """Return the status of a response of a policy, with the metadata of the failed call.
 
     Args:
         outcome: What failback did with the call: "queued" or "dropped"; None if the response is
             that of a `DefaultResponsePolicy`.
-        code: The name of the status code of the failed call.
-        details: Its status details.
+        error: How the call failed.
     """
+    code, details, initial, trailing = FailureStatus.of(error)
     if outcome is None:
-        return "default-response", f"default response after {code}: {details}"
-    source = "failback" if outcome == "queued" else f"failback-{outcome}"
-    return source, f"{outcome} by failback after {code}: {details}"
+        source, did = "default-response", "default response"
+    else:
+        source = "failback" if outcome == "queued" else f"failback-{outcome}"
+        did = f"{outcome} by failback"
+    return {
+        "details": f"{did} after {code.name}: {details}",
+        "initial": initial,
+        "trailing": (*trailing, (ANSWER_KEY, source)),
+    }
 
 
 def delivery_timeout(own: Duration | None, config: MethodConfig) -> float:

@@ -68,8 +68,8 @@ def key_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
 def with_key(
     metadata: Iterable[tuple[str, str | bytes]] | None,
 ) -> tuple[tuple[str, str | bytes], ...]:
-    """Return metadata with an idempotency key: a new one, unless there is one."""
-    pairs = tuple((key, value) for key, value in metadata or ())
+    """Return metadata with an idempotency key: a new one, unless there is one that is not empty."""
+    pairs = tuple((key, value) for key, value in metadata or () if value or key != IDEMPOTENCY_KEY)
     return pairs if key_of(pairs) else (*pairs, (IDEMPOTENCY_KEY, new_key()))
 
 

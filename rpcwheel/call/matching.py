@@ -7,12 +7,12 @@ treats the errors of `grpc`, `grpc.aio` and other libraries alike.
 from __future__ import annotations
 
 import enum
-import inspect
 from typing import TYPE_CHECKING
 
 import tenacity
 from tenacity import retry_base
 
+from rpcwheel._concurrency.callbacks import is_coroutine_function
 from rpcwheel.backoff import failed_state
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import CODES, checked_code
@@ -132,6 +132,6 @@ def _strategy(retry: retry_base) -> retry_base:
 def _predicate(predicate: object, setting: str) -> Callable[[Exception], object]:
     if not callable(predicate):
         raise TypeError(f"it holds {predicate!r}; {accepted_values(setting)}")
-    if inspect.iscoroutinefunction(predicate):
+    if is_coroutine_function(predicate):
         raise TypeError(f"the predicate {predicate!r} is a coroutine function; give a plain one")
     return predicate

@@ -33,7 +33,6 @@ from rpcwheel._grpc.calls import (
     CANCELLED_HERE,
     CLOSED_DURING_CALL,
     COLLECTED,
-    FailureStatus,
     InternalCallback,
     copy_details,
     copy_of,
@@ -68,12 +67,11 @@ from .attempts import (
 )
 from .client_state import TIMER_CHECK_INTERVAL_S, seconds_left
 from .failed_calls import (
-    ANSWER_KEY,
     default_messages,
     delivery_timeout,
     queued_metadata,
     queued_request,
-    response_source,
+    response_status,
 )
 from .idempotency import with_key
 from .keeper import KeptDelivery
@@ -104,25 +102,18 @@ TRAILERS_TIMEOUT_S: Final = 0.02
 NO_STATUS: Final = Stop("it failed without a status")
 
 
-def with_defaults(details: Any, config: MethodConfig) -> Any:
-    """Return call details with `call_metadata`, and the `wait_for_ready` of the method if not set.
+def _with_defaults(details: Any, config: MethodConfig) -> Any:
+    """Return call details with the metadata of the call, which each attempt can read.
 
-    The metadata must be reusable.
+    They have the `wait_for_ready` of the method if none is set.
     """
     metadata = getattr(details, "metadata", None)
-    complete = call_metadata(metadata, config.criticality)
+    complete = call_metadata(reusable_metadata(metadata), config.criticality)
     if complete is not metadata:
         details = copy_details(details)._replace(metadata=complete)
     if config.wait_for_ready is None or getattr(details, "wait_for_ready", None) is not None:
         return details
     return copy_details(details)._replace(wait_for_ready=config.wait_for_ready)
-
-
-def with_reusable_metadata(details: Any) -> Any:
-    """Return call details whose metadata each attempt can read."""
-    metadata = getattr(details, "metadata", None)
-    reusable = reusable_metadata(metadata)
-    return details if reusable is metadata else copy_details(details)._replace(metadata=reusable)
 
 
 class _BackoffWait:
@@ -201,7 +192,7 @@ class ClientCall:
         self._start = start
         self._start_delivery = start if start_delivery is None else start_delivery
         self._serialize = serialize
-        details = with_defaults(with_reusable_metadata(details), self.config)
+        details = _with_defaults(details, self.config)
         if self.config.durable:
             details = copy_details(details)._replace(metadata=with_key(details.metadata))
         self._details = details
@@ -365,15 +356,10 @@ class ClientCall:
             self.requests.close()
 
     def _respond(self, response: Response, error: BaseException) -> FinishedResponse:
-        default, outcome = response
-        code, details, initial, trailing = FailureStatus.of(error)
-        source, details = response_source(outcome, code.name, details)
         streams = self.kind.streams_responses
         return (FinishedStream if streams else FinishedResponse)(
-            default_messages(default) if streams else default,
-            details,
-            initial=initial,
-            trailing=(*trailing, (ANSWER_KEY, source)),
+            default_messages(response.default) if streams else response.default,
+            **response_status(response.outcome, error),
         )
 
     def _enqueue(self, policy: FailbackPolicy, error: BaseException) -> str | Exception | None:

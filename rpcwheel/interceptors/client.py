@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Never, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Never, TypeAlias
 
 import grpc
 
@@ -22,8 +22,6 @@ from rpcwheel._grpc.calls import (
     CLOSED,
     Details,
     InternalCallback,
-    details_with_timeout,
-    failure_of,
     is_blocking_unary,
     outcome_of,
     reusable_metadata,
@@ -36,12 +34,7 @@ from rpcwheel.call.config import CALL_OPTIONS
 from rpcwheel.call.idempotency import with_key
 from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.call.metadata import call_metadata, new_nonce, with_attempt
-from rpcwheel.call.sync_call import (
-    ClientCall,
-    begin,
-    with_defaults,
-    with_reusable_metadata,
-)
+from rpcwheel.call.sync_call import ClientCall, begin
 from rpcwheel.failback.stored_calls import StoredCalls
 from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S, is_answered
@@ -92,65 +85,40 @@ class ClientInterceptor(
         self, continuation: Continuation, client_call_details: Any, request: Any
     ) -> AnyCall:
         """Make a call with one request and one response."""
-        state, method = self._state, client_call_details.method
-        continuation = admitted_continuation(state, Kind.UNARY_UNARY, method, continuation)
-        make = partial(ClientCall, state, Kind.UNARY_UNARY, continuation)
-        blocking = is_blocking_unary(continuation)
-        if not blocking:
-            return begin(make(client_call_details, request), may_block=blocking is None)
-        # Most calls need only their first attempt, so that is made without a `ClientCall`.
-        client_call_details = with_reusable_metadata(client_call_details)
-        config = state.current_config(method)
-        now_ns, deadline_ns, attempt_ns = state.begin(config, client_call_details.timeout)
-        begun = config, now_ns, deadline_ns, attempt_ns
-        if now_ns >= deadline_ns:
-            return make(client_call_details, request, begun).end_late()
-        watch = state.watch_slow_call(method, config)
-        try:
-            details = with_defaults(client_call_details, config)
-            details = details_with_timeout(details, seconds_left(attempt_ns, now_ns))
-            nonce = None
-            if config.sends_nonces:
-                nonce = new_nonce()
-                details = details._replace(metadata=with_attempt(details.metadata, 1, nonce))
-            call = continuation(details, request)
-            if failure_of(call) is None:
-                return call
-            begun_call = make(client_call_details, request, begun)
-            begun_call.nonce = nonce
-            return begun_call.resume(call)
-        finally:
-            if watch is not None:
-                watch.cancel()
+        return self._intercept(Kind.UNARY_UNARY, continuation, client_call_details, request)
 
     def intercept_stream_unary(
         self, continuation: Continuation, client_call_details: Any, request_iterator: Iterator[Any]
     ) -> AnyCall:
         """Make a call with a stream of requests and one response."""
-        state, kind = self._state, Kind.STREAM_UNARY
-        continuation = admitted_continuation(state, kind, client_call_details.method, continuation)
-        call = ClientCall(state, kind, continuation, client_call_details, request_iterator)
-        blocking = is_blocking_unary(continuation)
-        return call.run() if blocking else begin(call, may_block=blocking is None)
+        return self._intercept(
+            Kind.STREAM_UNARY, continuation, client_call_details, request_iterator
+        )
 
     def intercept_unary_stream(
         self, continuation: Continuation, client_call_details: Any, request: Any
     ) -> AnyCall:
         """Begin a call with one request and a stream of responses."""
-        return self._stream(Kind.UNARY_STREAM, continuation, client_call_details, request)
+        return self._intercept(Kind.UNARY_STREAM, continuation, client_call_details, request)
 
     def intercept_stream_stream(
         self, continuation: Continuation, client_call_details: Any, request_iterator: Iterator[Any]
     ) -> AnyCall:
         """Begin a call with a stream of requests and a stream of responses."""
-        return self._stream(Kind.STREAM_STREAM, continuation, client_call_details, request_iterator)
+        return self._intercept(
+            Kind.STREAM_STREAM, continuation, client_call_details, request_iterator
+        )
 
-    def _stream(
-        self, kind: Kind, continuation: Continuation, client_call_details: Any, requests: Any
+    def _intercept(
+        self, kind: Kind, continuation: Continuation, client_call_details: Any, request: Any
     ) -> AnyCall:
         state, method = self._state, client_call_details.method
         continuation = admitted_continuation(state, kind, method, continuation)
-        return begin(ClientCall(state, kind, continuation, client_call_details, requests))
+        call = ClientCall(state, kind, continuation, client_call_details, request)
+        if kind.streams_responses:
+            return begin(call)
+        blocking = is_blocking_unary(continuation)
+        return call.run() if blocking else begin(call, may_block=blocking is None)
 
 
 def _intercept_counted(
@@ -388,7 +356,7 @@ class _InterceptedMulticallable:
 
 
 class _Succeeded:
-    """A blocking attempt that has succeeded."""
+    """A blocking attempt that has succeeded, for `failure_of`."""
 
     __slots__ = ("call", "response")
 
@@ -398,18 +366,6 @@ class _Succeeded:
 
     def exception(self) -> None:
         """Return None: the attempt has succeeded."""
-
-    def done(self) -> bool:
-        """Return True: the attempt has ended."""
-        return True
-
-    def result(self) -> Any:
-        """Return the response."""
-        return self.response
-
-    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
-        """Call the callback now: the attempt has ended."""
-        callback(self)
 
 
 def _result(name: str, call: AnyCall) -> Any:

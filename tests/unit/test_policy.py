@@ -3,6 +3,7 @@
 import copy
 import pickle
 from datetime import timedelta
+from functools import partial
 from typing import Annotated
 
 import tenacity
@@ -70,7 +71,7 @@ def test_field_at_finds_fields_in_tables_and_optional_policies():
 
 def test_the_repr_of_a_policy_has_no_addresses():
     policy = FailbackPolicy(
-        retry_on=[OSError, tenacity.retry_if_exception(callable)],
+        retry_on=[OSError, tenacity.retry_if_exception(callable), partial(field_at, Outer)],
         backoff=tenacity.wait_fixed(1) + tenacity.wait_random(0, 2),
         stop=tenacity.stop_after_attempt(3),
         dead_letter=lambda failed: None,
@@ -79,6 +80,7 @@ def test_the_repr_of_a_policy_has_no_addresses():
     for text in (
         "stop=stop_after_attempt(max_attempt_number=3)",
         "wait_combine(wait_funcs=(wait_fixed(wait_fixed=1.0), wait_random(",
+        "partial(func=rpcwheel.policy.field_at, args=(",
         "test_policy.test_the_repr_of_a_policy_has_no_addresses.<locals>.<lambda>",
     ):
         assert text in repr(policy)

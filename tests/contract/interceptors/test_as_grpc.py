@@ -81,6 +81,9 @@ class Scenario:
         return self.name
 
 
+CANCELED_THERE = "Locally cancelled by application!"
+"""gRPC's details of a call that its client has canceled; a server may pass on those of its own."""
+
 BROKEN = Fail("NOT_FOUND", "no such thing", (("why", "sold"), ("raw-bin", b"\x00\x01")))
 
 
@@ -94,7 +97,7 @@ SCENARIOS = (
     Scenario("error", "NOT_FOUND", lambda: (BROKEN,)),
     Scenario("timeout", "DEADLINE_EXCEEDED", hangs, timeout=SOON, bare_timeout=SOON),
     Scenario("cancel by caller", "CANCELLED", lambda: (Hang(),), cancel=True),
-    Scenario("cancel by server", "CANCELLED", lambda: (Fail("CANCELLED", "not now"),)),
+    Scenario("cancel by server", "CANCELLED", lambda: (Fail("CANCELLED", CANCELED_THERE),)),
     Scenario("deadline", "DEADLINE_EXCEEDED", hangs, policy={"timeout": SOON}, bare_timeout=SOON),
     Scenario(
         "retry then success",

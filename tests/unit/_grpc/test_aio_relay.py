@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from fixtures.aio_channels import read_all, refused
-from fixtures.waiting import WAIT_S
+from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel._grpc import aio_relay
 from rpcwheel._grpc.aio_finished import failed_call, finished_call
 from rpcwheel._grpc.aio_relay import (
@@ -366,6 +366,22 @@ async def test_a_stream_that_is_dropped_is_canceled_and_reported(in_cycle):
     assert [await end.code() for end in codes] == [grpc.StatusCode.CANCELLED]
 
 
+async def test_a_task_that_waits_for_the_status_needs_no_other_reference():
+    attempt, codes = SilentAttempt(), []
+
+    async def wait():
+        relay = StreamStreamRelay()
+        relay.begin(attempt)
+        codes.append(await relay.code())
+
+    asyncio.get_running_loop().create_task(wait())
+    await asyncio.sleep(0)
+    gc.collect()
+    attempt.end_as(failure("NOT_FOUND", kind=Kind.STREAM_STREAM))
+    await aio_wait_until(lambda: codes)
+    assert codes == [grpc.StatusCode.NOT_FOUND]
+
+
 # Request streams
 
 
@@ -378,6 +394,16 @@ async def test_a_status_made_up_by_grpc_is_replaced_by_the_servers_own():
     attempt.call_back()
     ((call, _),) = relay.failures
     assert await call.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_call_that_is_dropped_while_it_waits_for_the_servers_own_status_ends():
+    relay = StreamUnaryRelay()
+    relay.begin(attempt := RunningAttempt())
+    attempt.end_as(failure("INTERNAL", MADE_UP, Kind.STREAM_UNARY))
+    attempt.end, failures = failure(kind=Kind.STREAM_UNARY), relay.failures
+    del relay, attempt
+    gc.collect()
+    await aio_wait_until(lambda: failures)
 
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "INTERNAL"])

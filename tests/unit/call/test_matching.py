@@ -92,6 +92,12 @@ async def coroutine_function(error):
     return True
 
 
-def test_a_coroutine_function_is_refused():
+class AsyncPredicate:
+    async def __call__(self, error):
+        return True
+
+
+@pytest.mark.parametrize("predicate", [coroutine_function, AsyncPredicate()])
+def test_a_coroutine_function_is_refused(predicate):
     with pytest.raises(TypeError, match="coroutine function; give a plain one"):
-        Matcher(coroutine_function)
+        Matcher(predicate)

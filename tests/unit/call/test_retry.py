@@ -245,13 +245,18 @@ def test_a_refusal_is_not_retried_against_other_rules(deadline_ns, outcome, reas
 @pytest.mark.parametrize(
     ("settings", "outcome", "is_of_server"),
     [
+        ({}, failed(), True),
+        ({}, failed("INTERNAL"), False),
+        ({}, failed("INTERNAL", pushback_ns=-1), True),
         (NOT_PROVEN, refused(**PROVEN), True),
         (NOT_PROVEN, refused(**CLAIMED), False),
         ({}, refused(**CLAIMED), True),
         ({}, refused(), False),
     ],
 )
-def test_a_refusal_that_is_retried_takes_a_token_of_the_throttle(settings, outcome, is_of_server):
+def test_a_failure_that_may_be_retried_takes_a_token_of_the_throttle(
+    settings, outcome, is_of_server
+):
     class Noting(OneRetry):
         def failed(self, *, by_server):
             assert by_server is is_of_server

@@ -4,40 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcwheel.call import HedgingPolicy, RetryPolicy, RetryThrottling
-from rpcwheel.call.attempts import Attempts, RetryPlan
-from rpcwheel.call.budget import RetryBudget, RetryThrottle, budget_key
-from rpcwheel.call.config import MethodConfig, RetryConfig
+from rpcwheel.call.attempts import Attempts
+from rpcwheel.call.budget import RetryThrottle, budget_key
+from rpcwheel.call.config import MethodConfig
 from rpcwheel.call.policy import MethodPolicy
 from rpcwheel.durations import NEVER
-from rpcwheel.rpc import AttemptResult, NextAttempt, Stop
+from rpcwheel.rpc import AttemptResult, Stop
 
 THROTTLING = RetryThrottling(max_tokens=10, token_ratio=0.1)
-RETRY = RetryConfig.from_policy(
-    RetryPolicy(retry_on="UNAVAILABLE", max_attempts=5, backoff=0, retry_budget=THROTTLING),
-    idempotent=True,
-)
 UNAVAILABLE = AttemptResult("UNAVAILABLE")
-
-
-def failing_call(throttle, result=UNAVAILABLE):
-    """Make a call whose attempts all fail; return the number of attempts."""
-    throttle.call(0)
-    plan = RetryPlan(0, NEVER, RETRY, throttle)
-    attempts = 1
-    while isinstance(plan.after_failure(0, result), NextAttempt):
-        attempts += 1
-    return attempts
-
-
-def succeeding_calls(throttle, number):
-    for _ in range(number):
-        throttle.call(0)
-
-
-def test_calls_are_retried_while_more_than_half_of_the_tokens_are_left():
-    throttle = RetryThrottle(10, 0.1)
-    assert failing_call(throttle) == 5  # five tokens gone: 10, 9, 8, 7, 6 allowed a retry
-    assert failing_call(throttle) == 1
 
 
 @given(
@@ -62,23 +37,6 @@ def test_the_bucket_must_be_more_than_half_full(max_tokens, thousandths, below_t
         if allowed:
             throttle.failed(by_server=False)
         assert allowed is (tokens > full / 2)
-
-
-def test_a_failure_that_is_not_retryable_changes_no_tokens():
-    throttle = RetryThrottle(10, 0.5)
-    failing_call(throttle)
-    for _ in range(1000):
-        assert failing_call(throttle, AttemptResult("INVALID_ARGUMENT")) == 1
-    assert not throttle.take(0)
-    succeeding_calls(throttle, 1)
-    assert throttle.take(0)
-
-
-def test_a_negative_pushback_takes_a_token_for_any_status():
-    throttle = RetryThrottle(10, 0.1)
-    for _ in range(5):
-        assert failing_call(throttle, AttemptResult("INTERNAL", pushback_ns=-1)) == 1
-    assert not throttle.take(0)
 
 
 def hedged(throttle):
@@ -115,8 +73,6 @@ def test_policies_with_equal_throttling_share_one_bucket():
 
 def test_a_share_makes_a_retry_budget():
     assert budget_key(RetryPolicy(retry_on="ABORTED", retry_budget=1, min_retries=3)) == (1, 3)
-    plan = RetryPlan(0, NEVER, RETRY, RetryBudget(0.0, 0))
-    assert isinstance(plan.after_failure(0, UNAVAILABLE), Stop)
 
 
 def test_throttling_may_be_given_as_a_table():

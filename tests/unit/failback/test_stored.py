@@ -147,6 +147,8 @@ def test_metadata_gets_a_key_unless_it_has_one():
     first, (name, key) = with_key([("k", "v")])
     assert (first, name) == (("k", "v"), IDEMPOTENCY_KEY)
     assert key_of(with_key(None)) != key
+    ((_, key),) = with_key([(IDEMPOTENCY_KEY, "")])
+    assert len(key) == 32
 
 
 def test_key_of_metadata():
