@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rpcwheel.call.failback_policy import FailbackPolicy
+    from rpcwheel.durations import Duration
     from rpcwheel.timer.api import Timer
 
     from .held_calls import FailbackStats
@@ -51,6 +52,23 @@ def checked_queues(action: str, invokers: Iterable[InvokerBase]) -> list[Failbac
     for queue in queues:
         refuse_inside(queue, action)
     return queues
+
+
+def begin_close_all(
+    queues: Iterable[FailbackQueue], drain_timeout: Duration, closing: list[FailbackQueue]
+) -> float:
+    """Begin to close queues, and add those that were open to `closing`.
+
+    Returns:
+        How many seconds to wait before they are ended.
+    """
+    seconds = 0.0
+    for queue in queues:
+        drain_s = queue.begin_close(drain_timeout)
+        if drain_s is not None:
+            closing.append(queue)
+            seconds = drain_s
+    return seconds
 
 
 @public_name("FailbackInvoker")

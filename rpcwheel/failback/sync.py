@@ -20,7 +20,7 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.call.idempotency import new_key, with_idempotency_key
 from rpcwheel.errors import ConfigurationError
 
-from .invoker import InvokerBase, checked_queues
+from .invoker import InvokerBase, begin_close_all, checked_queues
 from .queued_call import QueuedCall, SavedCall, label_of
 
 if TYPE_CHECKING:
@@ -224,14 +224,9 @@ def close_all(
     """
     queues = checked_queues("close()", invokers)
     closing: list[FailbackQueue] = []
-    seconds = 0.0
     failed: list[FailedCall] = []
     try:
-        for queue in queues:
-            drain_s = queue.begin_close(drain_timeout)
-            if drain_s is not None:
-                closing.append(queue)
-                seconds = drain_s
+        seconds = begin_close_all(queues, drain_timeout, closing)
         if seconds > 0:
             _wait_empty(closing, seconds)
     finally:  # also after Ctrl-C: every call must be reported

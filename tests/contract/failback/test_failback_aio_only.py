@@ -18,6 +18,7 @@ from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import FailbackLost
 from rpcwheel.failback import FailbackPolicy, FailbackStats
 from rpcwheel.failback.aio import FailbackInvoker
+from rpcwheel.interceptors.aio import FailbackQueues
 from rpcwheel.timer import AsyncWheelTimer, WheelTimer
 
 # --- The first attempt ---
@@ -154,6 +155,21 @@ async def test_a_canceled_close_reports_the_queued_calls(aio_invoker, events):
     await failback.invoke(FlakyCoroutine(*[ConnectionError()] * 9))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(failback.close(drain_timeout=10 * WAIT_S), 0.05)
+    assert isinstance(events[-1], FailbackLost)
+    assert failback.pending == 0
+
+
+async def test_a_close_of_several_queues_that_is_canceled_as_it_begins_reports_the_calls(
+    timer, events
+):
+    queues = FailbackQueues(timer)
+    failback = queues.queue_for(FailbackPolicy(retry_on=ConnectionError), "*")
+    await failback.invoke(FlakyCoroutine(*[ConnectionError()] * 9))
+    closing = asyncio.create_task(queues.close(10 * WAIT_S))
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
     assert isinstance(events[-1], FailbackLost)
     assert failback.pending == 0
 
