@@ -12,9 +12,10 @@ its name. Calls without a route stay in the journal.
 `pacing.py` says when attempts begin. As many calls of a target are taken as can begin soon: calls
 that are not taken can be taken by other processes.
 
-Times of the journal are relative and on the engine's clock. The lease is kept on the monotonic
-clock: no attempt begins after its end. With a `ManualTimer`, both clocks are that of the timer if
-the journal is in SQLite, and `advance` looks for calls itself.
+Times of the journal are relative and on the engine's clock. The process measures its lease by a
+clock that cannot be set and, on Linux, goes on while the machine is suspended: no attempt begins
+after its end. With a `ManualTimer`, both clocks are that of the timer if the journal is in SQLite,
+and `advance` looks for calls itself.
 
 `JournalStore` is the store of a queue, `Lease` the lease of the calls that it has taken, and
 `Poller` decides when it looks at the journal for more.
@@ -106,7 +107,7 @@ EXPIRED: Final = Stop("its max_age has passed")
 class Lease:
     """One lease for all taken calls, under the name of a worker.
 
-    It is kept on the monotonic clock, and ends there before it ends in the engine.
+    It is kept on the journal's `now_ns`, and ends there before it ends in the engine.
     """
 
     def __init__(
@@ -291,7 +292,7 @@ class JournalStore(Store):
         self.codec: FunctionCodec | None = None
         """The codec of the decorated function, if the queue is of one."""
         self.due_by_ns: int | None = None
-        """Only calls that are due by this time of the monotonic clock are taken; None: all."""
+        """Only calls that are due by this time of the journal's `now_ns` are taken; None: all."""
         self.found_none = False
         """Whether the journal had no such call when it was asked last."""
         self.uses_stored_retry_on = False

@@ -233,9 +233,9 @@ class JournalWorker:
                 return
             self._checked_backend.routes()
             self._checked_backend.close()
-            if self._settings.once:
-                self._due_by_ns = time.monotonic_ns() + START_SLACK_NS
             self._journal = open_journal(self._checked_backend.url.text)
+            if self._settings.once:
+                self._due_by_ns = self._journal.now_ns() + START_SLACK_NS
             interval_s = ONCE_INTERVAL_S if self._settings.once else LOOK_INTERVAL_S
             thread = threading.Thread(
                 target=_run,

@@ -34,7 +34,7 @@ from rpcwheel.errors import (
 from rpcwheel.events.log import waiting_calls
 from rpcwheel.telemetry import components
 from rpcwheel.timer import ManualTimer
-from rpcwheel.timer.manual import clock_of
+from rpcwheel.timer.manual import lease_clock_of
 
 from .backend import PAGE_BYTES, Depth, Postponed
 from .counts import Counts
@@ -95,8 +95,8 @@ class Journal:
         self.url = parse_journal_url(url)
         self.backend: JournalBackend = open_journal_backend(self.url, timer=timer)
         self._key = url, timer
-        self.now_ns = clock_of(None if self.backend.clock is None else timer)
-        """The clock for leases: monotonic, or that of a `ManualTimer`."""
+        self.now_ns = lease_clock_of(None if self.backend.clock is None else timer)
+        """The clock for leases; that of a `ManualTimer` if the journal has its time too."""
         self.users = 0
         self.outage = Outage(str(self.url), self.now_ns, lambda: self.unstored_results)
         self.counts = Counts(self.backend, self.outage, self.now_ns)

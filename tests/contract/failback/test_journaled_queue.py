@@ -108,7 +108,7 @@ def test_a_call_that_has_reached_its_max_age_is_a_dead_letter(shop, begin, push,
 class Timeouts:
     """A timer whose timeouts run in `advance` of a manual timer. Its clock is that of the process.
 
-    So the clock can go on without them, as in a process that was suspended.
+    So the clock can go on without them, as on a machine that was suspended.
     """
 
     def __init__(self, timer):
@@ -117,9 +117,13 @@ class Timeouts:
 
 @pytest.fixture
 def pass_time(monkeypatch):
-    """Lets time pass on the clocks of this process and of the journal, but in no timeout."""
-    monotonic_ns, time_s, passed_s = time.monotonic_ns, time.time, []
-    monkeypatch.setattr(time, "monotonic_ns", lambda: monotonic_ns() + sum(passed_s) * 10**9)
+    """Suspends the machine: time passes, also for the journal, but not on the monotonic clock."""
+    clock_ns, time_s, passed_s = time.clock_gettime_ns, time.time, []
+    monkeypatch.setattr(
+        time,
+        "clock_gettime_ns",
+        lambda clock: clock_ns(clock) + sum(passed_s) * 10**9 * (clock == time.CLOCK_BOOTTIME),
+    )
     monkeypatch.setattr(time, "time", lambda: time_s() + sum(passed_s))
     return passed_s.append
 
