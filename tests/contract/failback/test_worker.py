@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -138,6 +139,16 @@ def test_a_channel_that_cannot_be_made_is_skipped(url, backend, shop):
         wait_until(lambda: len(calls_of(backend)) == 1)
         assert worker.skipped == {("audit", "nowhere"): "there is no channel to it: no such host"}
     assert requests_of(shop) == [b"2"]
+
+
+@pytest.mark.parametrize("channel", [None, Mock(spec=grpc.aio.Channel)])
+def test_a_target_for_which_connect_returns_no_channel_of_grpc_is_skipped(channel, url, backend):
+    backend.append([stored_rpc("nowhere")])
+    with JournalWorker(url, connect=lambda _: channel, once=True) as worker:
+        assert worker.wait(WAIT_S)
+        reason = f"there is no channel to it: connect has returned {channel!r}"
+        assert worker.skipped == {("audit", "nowhere"): reason}
+    assert [call.state for call in calls_of(backend)] == [CallState.READY]
 
 
 def test_a_target_that_was_skipped_is_connected_at_a_later_look(url, backend, shop):
