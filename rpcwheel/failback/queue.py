@@ -218,8 +218,8 @@ class FailbackQueue:
         return self.calls.stats()
 
     def status(self) -> QueueStatus | None:
-        """Describe the queue now; None if it was closed and has no calls. Never blocks."""
-        if self.calls.closed and not self.pending:
+        """Describe the queue now; None if it was closed and holds no calls. Never blocks."""
+        if self.calls.closed and not len(self.calls):
             return None
         entries, pending = self.calls.entries(MAX_STATUS_ENTRIES), self.pending
         return QueueStatus(
