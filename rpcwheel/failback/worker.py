@@ -303,6 +303,9 @@ class JournalWorker:
     def close(self, grace: Duration = 5.0) -> None:
         """Begin no more attempts, and let others have the calls. Idempotent.
 
+        Do not call it in a signal handler: that may have interrupted another method of the worker,
+        and then waits for it forever. Set an event, and close the worker on a thread.
+
         Args:
             grace: Seconds for attempts that run. Then they are canceled; those of functions that
                 are no coroutine functions continue, and others may attempt their calls too.
