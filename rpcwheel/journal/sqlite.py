@@ -157,11 +157,6 @@ class SqliteJournal(SqlJournal):
     _dialect = DIALECT
 
     def __init__(self, url: JournalUrl) -> None:
-        """Open nothing yet.
-
-        Raises:
-            ConfigurationError: The URL is not valid, or begins with a `~` that is not known.
-        """
         url.check_options("durability")
         durability = url.choice("durability", "process", "power")
         if not url.path.strip("/.~") or url.path.endswith("/") or "\0" in url.path:
@@ -234,7 +229,6 @@ class SqliteJournal(SqlJournal):
 
     @_with_room
     def renew(self, worker: str, lease_s: float) -> bool:
-        """Renew the lease of a worker."""
         with self._transaction() as (db, now_ms):
             changed = db.execute(
                 "UPDATE worker SET ends_ms = ? WHERE name = ?",
@@ -260,7 +254,6 @@ class SqliteJournal(SqlJournal):
 
     @_with_room
     def release(self, worker: str) -> None:
-        """Make all calls of a worker ready."""
         with self._transaction() as (db, _):
             _end_worker(db, worker)
 
@@ -284,12 +277,10 @@ class SqliteJournal(SqlJournal):
 
     @_with_room
     def retry(self, chosen: Filter) -> int:
-        """Make calls due now."""
         return self._change(chosen, "state <> 2", _make_due)
 
     @_with_room
     def delete(self, chosen: Filter) -> int:
-        """Delete calls."""
         return self._change(chosen, "1 = 1", _delete)
 
     def _change(
@@ -316,7 +307,6 @@ class SqliteJournal(SqlJournal):
             after = ids[-1] - 1
 
     def close(self) -> None:
-        """Close both connections."""
         self._closed = True
         self._reader.close()
         self._writer.close()
