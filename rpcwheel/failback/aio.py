@@ -180,13 +180,6 @@ def _end_close(queue: FailbackQueue) -> Future[list[FailedCall]]:
     return ended
 
 
-def close_empty(invoker: FailbackInvoker) -> None:
-    """Close an invoker that was just made. Does not block: a worker gives its journal back."""
-    queue = invoker._queue  # noqa: SLF001 - of this package
-    queue.begin_close(0)
-    EXECUTOR.submit((queue, "close"), queue.end_close)
-
-
 async def _wait_done(done: Future[None], seconds: float) -> bool:
     try:
         await await_future(done, seconds)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
 from rpcwheel._concurrency.closing import Closing
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.call.idempotency import new_key, with_idempotency_key
-from rpcwheel.errors import ConfigurationError
 
 from .invoker import InvokerBase, begin_close_all, checked_queues
 from .queued_call import QueuedCall, SavedCall, label_of
@@ -26,10 +25,9 @@ from .queued_call import QueuedCall, SavedCall, label_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rpcwheel.call.failback_policy import FailbackPolicy, FailedCall
+    from rpcwheel.call.failback_policy import FailedCall
     from rpcwheel.call.failed_calls import FailedRpc
     from rpcwheel.durations import Duration
-    from rpcwheel.timer.api import Timer
 
     from .invoker import Starter
     from .queue import Attempt, FailbackQueue
@@ -51,24 +49,6 @@ class FailbackInvoker(InvokerBase, Closing):
         with FailbackInvoker(FailbackPolicy(retry_on="UNAVAILABLE")) as failback:
             failback.invoke(stub.Push, event)
     """
-
-    def __init__(self, policy: FailbackPolicy, *, timer: Timer | None = None) -> None:
-        """Begin with an empty queue.
-
-        Args:
-            policy: Which errors are retried, and how.
-            timer: Any rpcwheel timer; None takes `shared_timer()` when the first call is queued.
-
-        Raises:
-            ConfigurationError: The policy's `dead_letter` is a coroutine function.
-            TypeError: `policy` is not a FailbackPolicy, or `timer` is not a timer.
-        """
-        super().__init__(policy, timer=timer)
-        if inspect.iscoroutinefunction(policy.dead_letter):
-            raise ConfigurationError(
-                "dead_letter is a coroutine function, but it would be called on a thread without "
-                "an event loop; give a plain function, or use rpcwheel.failback.aio"
-            )
 
     def invoke(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | Any:
         """Call `function`; if it fails with an error that `retry_on` names, queue the call.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from rpcwheel._concurrency.closing import AsyncClosing
 from rpcwheel.durations import to_ns
-from rpcwheel.failback.aio import FailbackInvoker, close_all, close_empty
+from rpcwheel.failback.aio import FailbackInvoker, close_all
 
 from .aio_client import InterceptedChannel, interceptors_for
 from .aio_server import server_interceptors
@@ -92,9 +92,6 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker], AsyncClosing):
         finally:
             for channel in self._take_kept():
                 await channel.close_kept()
-
-    def _close_empty(self, invoker: FailbackInvoker) -> None:
-        close_empty(invoker)
 
 
 def client_interceptors(

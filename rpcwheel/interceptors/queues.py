@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from rpcwheel.call.failback_policy import same_name_problem
 from rpcwheel.errors import ConfigurationError, public_name, safe_repr
-from rpcwheel.failback.invoker import InvokerBase, checked_queues
+from rpcwheel.failback.invoker import InvokerBase, checked_queues, close_empty
 
 if TYPE_CHECKING:
     from rpcwheel.call.failback_policy import FailbackPolicy
@@ -75,12 +75,12 @@ class FailbackQueuesBase(Generic[InvokerT]):
         named = policy.model_copy(update={"name": name})
         invoker = cast("InvokerT", self._invoker_class(named, timer=self._timer))
         if name in self._by_name:
-            self._close_empty(invoker)
+            close_empty(invoker)
             return
         self._by_policy[id(policy)] = (policy, invoker)  # a kept policy keeps its id
         self._by_name[name] = invoker
         if self._closed:
-            self._close_empty(invoker)
+            close_empty(invoker)
 
     def _with_same_name(self, policy: FailbackPolicy, name: str) -> InvokerT:
         """Return the invoker of an equal policy: calls in a journal are stored under the name.
@@ -147,10 +147,6 @@ class FailbackQueuesBase(Generic[InvokerT]):
     def _take(self, channel: Any) -> bool:
         """Forget a kept channel. False: another thread has, and closes its connections."""
         return self._kept.pop(channel, channel) is None
-
-    def _close_empty(self, invoker: InvokerT) -> None:
-        """Close a new invoker, whose queue is empty. Called by `queue_for` after `close`."""
-        raise NotImplementedError
 
     def _unused_name(self, name: str) -> str:
         names = [name, *(f"{name} ({number})" for number in range(2, len(self._by_name) + 2))]
