@@ -205,14 +205,14 @@ class InvokerBase:
         return self._queue.stats()
 
     def entries(self) -> list[QueueEntry]:
-        """List the queued calls, oldest first. Thread-safe.
+        """List the queued calls, oldest first. Thread-safe; with a journal it blocks.
 
         Returns:
             For each call the function's name or method path, its age, the attempts so far, the time
             until the next attempt, and the last error. Arguments are not in it. The list does not
             change afterwards.
         """
-        return self._queue.entries()
+        return self._queue.store.entries()
 
     @safe_repr
     def __repr__(self) -> str:

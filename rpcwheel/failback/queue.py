@@ -232,10 +232,6 @@ class FailbackQueue:
             "it is full" if pending >= self.policy.capacity else waiting_calls(pending),
         )
 
-    def entries(self) -> list[QueueEntry]:
-        """List the queued calls, oldest first. With a journal it blocks."""
-        return self.store.entries()
-
     # --- First attempts ---
 
     def enqueue(self, call: QueuedCall) -> Literal["queued", "dropped"] | None:

@@ -307,13 +307,12 @@ def _start(attempt: Attempt) -> None:
 
 
 def _submit(attempt: Attempt, step: Callable[[], None]) -> None:
-    """Run a step of an attempt on a worker thread, in a copy of the caller's context."""
-    EXECUTOR.submit(_key(attempt), partial(attempt.context().run, step))
+    """Run a step of an attempt on a worker thread, in a copy of the caller's context.
 
-
-def _key(attempt: Attempt) -> tuple[FailbackQueue, object]:
-    """The key of its jobs: attempts that hang delay those to the same target only."""
-    return attempt.queue, attempt.call.pacing_key
+    Attempts that hang delay those to the same target only.
+    """
+    key = attempt.queue, attempt.call.pacing_key
+    EXECUTOR.submit(key, partial(attempt.context().run, step))
 
 
 def _make(attempt: Attempt) -> None:
