@@ -202,7 +202,7 @@ class SqliteJournal(SqlJournal):
         now_ms = self._now_ms()
         with self._writer as db, self._translated():  # the other may be busy with a long scan
             has_work = (
-                _has_ended_workers(db, now_ms)
+                _ended_workers(db, now_ms)
                 or any(
                     _ready(db, route, now_ms, within_s, 1) for route in routes if route.limit > 0
                 )
@@ -211,7 +211,8 @@ class SqliteJournal(SqlJournal):
         if not has_work:
             return []
         with self._transaction() as (db, now_ms):
-            _end_workers(db, now_ms)
+            for name in _ended_workers(db, now_ms):
+                _end_worker(db, name)
             rows: list[Any] = []
             for route in routes:
                 ready = _ready(db, route, now_ms, within_s)
@@ -611,15 +612,8 @@ def _delete(db: sqlite3.Connection, ids: list[int], _: int) -> None:
     db.executemany("DELETE FROM call WHERE id = ?", [(number,) for number in ids])
 
 
-def _has_ended_workers(db: sqlite3.Connection, now_ms: int) -> bool:
-    ended = db.execute("SELECT 1 FROM worker WHERE ends_ms <= ? LIMIT 1", (now_ms,))
-    return ended.fetchone() is not None
-
-
-def _end_workers(db: sqlite3.Connection, now_ms: int) -> None:
-    ended = db.execute("SELECT name FROM worker WHERE ends_ms <= ?", (now_ms,)).fetchall()
-    for (name,) in ended:
-        _end_worker(db, name)
+def _ended_workers(db: sqlite3.Connection, now_ms: int) -> list[str]:
+    return [name for (name,) in db.execute("SELECT name FROM worker WHERE ends_ms <= ?", (now_ms,))]
 
 
 def _end_worker(db: sqlite3.Connection, name: str) -> None:
