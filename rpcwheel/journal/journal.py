@@ -395,8 +395,8 @@ class Journal:
 
     def _note_stored(self, worker: str, results: list[Result], late: list[int]) -> None:
         queue, on_late = self._workers.get(worker, ("", None))
-        ended = sum(not isinstance(result, Postponed) for result in results) - len(late)
-        self.counts.ended(queue, ended)
+        has_ended = (not isinstance(each, Postponed) and each.id not in late for each in results)
+        self.counts.ended(queue, sum(has_ended))
         if late and on_late is not None:
             on_late(late)
 
