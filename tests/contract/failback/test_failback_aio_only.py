@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
-from scenarios.failback import DEFAULT
 
+from fixtures.failback_invokers import DEFAULT
 from fixtures.failback_queues import (
     FlakyCoroutine,
     FlakyFunction,

@@ -6,8 +6,8 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
-from scenarios.failback import DEFAULT
 
+from fixtures.failback_invokers import DEFAULT
 from fixtures.failback_queues import FlakyFunction
 from fixtures.grpc_servers import METHOD, requests_of
 from fixtures.waiting import WAIT_S, wait_until
