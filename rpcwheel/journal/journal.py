@@ -524,7 +524,6 @@ class _RequestLock:
         return True
 
     def release(self) -> None:
-        """Release it."""
         self._since_s = None
         self._lock.release()
 

@@ -52,7 +52,6 @@ class NewRow(NamedTuple):
 
     @classmethod
     def of(cls, call: NewCall) -> NewRow:
-        """Return the row of a call."""
         return cls(
             call.queue,
             call.target,
@@ -80,7 +79,6 @@ class Update(NamedTuple):
 
     @classmethod
     def of(cls, result: Postponed | Dead) -> Update:
-        """Return the values for a result."""
         state, delay_ms, reason = CallState.READY, None, ""
         if isinstance(result, Postponed):
             delay_ms = round(result.delay_s * 1e3)
