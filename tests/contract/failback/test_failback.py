@@ -126,10 +126,16 @@ def test_an_error_that_is_no_exception_gives_up_the_call(
     assert isinstance(events[-1].error, error)
 
 
+@pytest.mark.parametrize(
+    ("world", "error"),
+    [(SyncWorld, SystemExit(3)), (AioWorld, ZeroDivisionError())],
+    ids=["sync", "aio"],
+    indirect=["world"],
+)
 def test_the_queue_works_after_dead_letter_raised(
-    world, new_failback, flaky, events, run_until_empty
+    world, error, new_failback, flaky, events, run_until_empty
 ):
-    failback = new_failback(max_attempts=2, dead_letter=flaky(error := ZeroDivisionError()))
+    failback = new_failback(max_attempts=2, dead_letter=flaky(error))
     world.do(failback.invoke, flaky(ConnectionError(), ConnectionError()))
     run_until_empty(failback)
     assert isinstance(events[-1], DeadLetterFailed)

@@ -85,13 +85,6 @@ def test_the_journal_is_asked_for_calls_though_the_timer_is_full(
         wait_until(lambda number=number: len(shop.calls) == number)
 
 
-def test_only_max_age_limits_the_attempts_by_default(shop, client, policy, push, url):
-    shop.then(*["UNAVAILABLE"] * 8)
-    push(client(policy(backoff=0.001)))
-    wait_for_none(url)
-    assert len(shop.calls) == 9
-
-
 def test_a_call_that_has_reached_its_max_age_is_a_dead_letter(shop, begin, push, url, manual_time):
     shop.then(*["UNAVAILABLE"] * 100)
     queues = begin(backoff=wait_fixed(4), max_age=10.0)
@@ -230,17 +223,6 @@ def test_a_clock_that_is_set_forward_does_not_repeat_the_calls_of_the_only_worke
     wait_until(lambda: queues.stats()["*"].redelivered == 1)
     wait_until_quiet()
     assert stored(url) == []
-
-
-def test_a_lease_is_renewed_while_an_attempt_runs(shop, begin, take_over, url, events, timer):
-    shop.then(hang := Hang())
-    store(url, target=shop.target)
-    begin(journal=f"{url}?lease=1")
-    assert hang.begun.wait(WAIT_S)
-    timer.advance(4)
-    take_over(0)
-    assert events.of(FailbackLeaseLost) == []
-    shop.kill()
 
 
 def test_close_keeps_the_lease_of_an_attempt_that_runs_and_gives_the_other_calls_back(
