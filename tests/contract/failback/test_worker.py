@@ -466,6 +466,7 @@ def test_close_inside_an_attempt_is_refused_and_closes_nothing(url, backend):
         errors.append(caught.value)
 
     with JournalWorker(url, functions=[record]) as worker:
+        worker.start()  # idempotent
         backend.append([stored_call("record")])
         wait_empty(backend)
         assert "would wait for itself" in str(errors[0])
@@ -473,6 +474,8 @@ def test_close_inside_an_attempt_is_refused_and_closes_nothing(url, backend):
         backend.append([stored_call("record")])
         wait_empty(backend)
     assert worker.wait(0)
+    with pytest.raises(RuntimeError, match="was closed"):
+        worker.start()
 
 
 @pytest.mark.parametrize(("grace", "error"), [("5", TypeError), (float("nan"), ConfigurationError)])
@@ -562,14 +565,6 @@ def test_a_journal_that_does_not_exist_is_not_created(url, tmp_path):
         worker.start()
     worker.close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_closed_worker_cannot_be_started(url, backend):
-    with JournalWorker(url) as worker:
-        worker.start()  # idempotent
-    worker.close()
-    with pytest.raises(RuntimeError, match="was closed"):
-        worker.start()
 
 
 def test_a_worker_that_is_dropped_warns_and_gives_its_calls_back(url, backend, shop):
