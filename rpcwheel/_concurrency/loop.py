@@ -40,16 +40,21 @@ async def on_worker(work: Callable[[], R], *, key: Hashable = None) -> R:
         work: The function to run. It continues if this coroutine is canceled.
         key: The key for `EXECUTOR`; None: a new one.
     """
+    return await await_future(begin_on_worker(work, key=key))
+
+
+def begin_on_worker(work: Callable[[], R], *, key: Hashable = None) -> Future[R]:
+    """Run blocking work on a worker thread; the arguments are those of `on_worker`."""
     future: Future[R] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised by the await below
+        except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
             future.set_exception(error)
 
     EXECUTOR.submit(future if key is None else key, run)
-    return await await_future(future)
+    return future
 
 
 async def await_future(future: Future[R], timeout_s: float | None = None) -> R:

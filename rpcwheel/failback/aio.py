@@ -9,23 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from rpcwheel._concurrency.closing import AsyncClosing
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel._concurrency.loop import await_future, call_on_loop, on_worker, running_loop
+from rpcwheel._concurrency.loop import (
+    await_future,
+    begin_on_worker,
+    call_on_loop,
+    running_loop,
+)
 from rpcwheel.call.idempotency import new_key, with_idempotency_key
 from rpcwheel.errors import FailbackError
 
-from .invoker import InvokerBase
+from .invoker import InvokerBase, begin_close_all, checked_queues
 from .journaled import JournalStore
 from .queued_call import QueuedCall, SavedCall
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
-    from concurrent.futures import Future
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
     from rpcwheel.call.failback_policy import FailedCall
     from rpcwheel.call.failed_calls import FailedRpc
@@ -134,7 +138,7 @@ class FailbackInvoker(InvokerBase, AsyncClosing):
         cannot be retried; they are returned too. If the wait is canceled, the rest is reported at
         once, as an event and in the log. `rpcwheel.failback.FailbackInvoker.close` has the details.
         """
-        return await close(self._queue, drain_timeout)
+        return await close_all([self], drain_timeout)
 
 
 # --- For the invoker above, and for a decorated function that turns out to return awaitables ---
@@ -146,28 +150,34 @@ async def flush(queue: FailbackQueue, timeout: Duration | None) -> bool:  # noqa
     return await _wait_done(queue.when_flushed(), seconds)
 
 
-async def close(queue: FailbackQueue, drain_timeout: Duration) -> list[FailedCall]:
-    """See `FailbackInvoker.close`."""
-    seconds = queue.begin_close(drain_timeout)
-    if seconds is None:
-        return []
+async def close_all(invokers: Iterable[InvokerBase], drain_timeout: Duration) -> list[FailedCall]:
+    """Close queues together; `drain_timeout` is for all of them. See `FailbackInvoker.close`.
+
+    Raises:
+        RuntimeError: Called inside an attempt of one of the queues. None is closed then.
+    """
+    queues = checked_queues("close()", invokers)
+    closing: list[FailbackQueue] = []
+    failed: list[FailedCall] = []
     try:
+        seconds = begin_close_all(queues, drain_timeout, closing)
         if seconds > 0:
-            await _wait_done(queue.calls.when_empty(), seconds)
-    finally:
-        if queue.durable:  # it blocks
-            ended = asyncio.ensure_future(on_worker(queue.end_close))
-            failed = await asyncio.shield(ended)
-        else:
-            failed = queue.end_close()
+            waits = (_wait_done(queue.calls.when_empty(), seconds) for queue in closing)
+            await asyncio.gather(*waits)
+    finally:  # also if it is canceled: every call must be reported
+        for ended in [_end_close(queue) for queue in closing]:
+            reported = await await_future(ended)
+            failed += reported
     return failed
 
 
-def close_empty(invoker: FailbackInvoker) -> None:
-    """Close an invoker that was just made. Does not block: a worker gives its journal back."""
-    queue = invoker._queue  # noqa: SLF001 - of this package
-    queue.begin_close(0)
-    EXECUTOR.submit((queue, "close"), queue.end_close)
+def _end_close(queue: FailbackQueue) -> Future[list[FailedCall]]:
+    """End a queue: with a journal, on a worker thread, as it blocks."""
+    if queue.durable:
+        return begin_on_worker(queue.end_close)
+    ended: Future[list[FailedCall]] = Future()
+    ended.set_result(queue.end_close())
+    return ended
 
 
 async def _wait_done(done: Future[None], seconds: float) -> bool:

@@ -294,7 +294,7 @@ class _DetectingInvoker(sync.FailbackInvoker):
 
     def close(self, drain_timeout: Duration = 5.0) -> Any:
         if self._is_async:
-            return aio.close(self._queue, drain_timeout)
+            return aio.close_all([self], drain_timeout)
         failed = super().close(drain_timeout)
         return failed if running_loop() is None else _AwaitableList(failed)
 
@@ -302,7 +302,7 @@ class _DetectingInvoker(sync.FailbackInvoker):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await aio.close(self._queue, 5.0)
+        await aio.close_all([self], 5.0)
 
 
 class _AwaitableBool(int):

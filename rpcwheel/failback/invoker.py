@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.errors import ConfigurationError, public_name, safe_repr
 
 from .journaled import JournalStore
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from rpcwheel.call.failback_policy import FailbackPolicy
+    from rpcwheel.durations import Duration
     from rpcwheel.timer.api import Timer
 
     from .held_calls import FailbackStats
@@ -33,12 +36,8 @@ _REGISTERED: Final[weakref.WeakValueDictionary[int, InvokerBase]] = weakref.Weak
 
 def registered_functions() -> list[InvokerBase]:
     """List the invokers of the functions that are decorated by `with_failback(journal=...)`."""
-    return sorted(_registered(), key=repr)
-
-
-def _registered() -> list[InvokerBase]:
     invokers = (reference() for reference in _REGISTERED.valuerefs())
-    return [invoker for invoker in invokers if invoker is not None]
+    return sorted((invoker for invoker in invokers if invoker is not None), key=repr)
 
 
 def checked_queues(action: str, invokers: Iterable[InvokerBase]) -> list[FailbackQueue]:
@@ -51,6 +50,30 @@ def checked_queues(action: str, invokers: Iterable[InvokerBase]) -> list[Failbac
     for queue in queues:
         refuse_inside(queue, action)
     return queues
+
+
+def close_empty(invoker: InvokerBase) -> None:
+    """Close an invoker that was just made. Does not block: a worker gives its journal back."""
+    queue = invoker._queue  # noqa: SLF001 - of this module
+    queue.begin_close(0)
+    EXECUTOR.submit((queue, "close"), queue.end_close)
+
+
+def begin_close_all(
+    queues: Iterable[FailbackQueue], drain_timeout: Duration, closing: list[FailbackQueue]
+) -> float:
+    """Begin to close queues, and add those that were open to `closing`.
+
+    Returns:
+        How many seconds to wait before they are ended.
+    """
+    seconds = 0.0
+    for queue in queues:
+        drain_s = queue.begin_close(drain_timeout)
+        if drain_s is not None:
+            closing.append(queue)
+            seconds = drain_s
+    return seconds
 
 
 @public_name("FailbackInvoker")
@@ -71,9 +94,16 @@ class InvokerBase:
             timer: Any rpcwheel timer; None takes `shared_timer()` when the first call is queued.
 
         Raises:
+            ConfigurationError: The policy's `dead_letter` is a coroutine function, which only an
+                invoker of `grpc.aio` can call; or its journal is not valid.
             TypeError: `policy` is not a FailbackPolicy, or `timer` is not a timer.
         """
         self._queue = FailbackQueue(policy, timer)
+        if self._blocks and inspect.iscoroutinefunction(policy.dead_letter):
+            raise ConfigurationError(
+                "dead_letter is a coroutine function, but it would be called on a thread without "
+                "an event loop; give a plain function, or use rpcwheel.failback.aio"
+            )
 
     @property
     def _journal(self) -> JournalStore:
@@ -106,7 +136,7 @@ class InvokerBase:
         module was imported under a second name, such as `__main__`.
         """
         name, url = self._queue.name, self._journal.journal.url
-        for invoker in _registered():
+        for invoker in registered_functions():
             queue, store = invoker._queue, invoker._journal  # noqa: SLF001 - of this class
             is_same_queue = queue.name == name and store.journal.url.is_same_location(url)
             if invoker is self or queue.calls.closed or not is_same_queue or store.codec is None:
@@ -175,14 +205,14 @@ class InvokerBase:
         return self._queue.stats()
 
     def entries(self) -> list[QueueEntry]:
-        """List the queued calls, oldest first. Thread-safe.
+        """List the queued calls, oldest first. Thread-safe; with a journal it blocks.
 
         Returns:
             For each call the function's name or method path, its age, the attempts so far, the time
             until the next attempt, and the last error. Arguments are not in it. The list does not
             change afterwards.
         """
-        return self._queue.entries()
+        return self._queue.store.entries()
 
     @safe_repr
     def __repr__(self) -> str:

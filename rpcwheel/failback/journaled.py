@@ -12,9 +12,10 @@ its name. Calls without a route stay in the journal.
 `pacing.py` says when attempts begin. As many calls of a target are taken as can begin soon: calls
 that are not taken can be taken by other processes.
 
-Times of the journal are relative and on the engine's clock. The lease is kept on the monotonic
-clock: no attempt begins after its end. With a `ManualTimer`, both clocks are that of the timer if
-the journal is in SQLite, and `advance` looks for calls itself.
+Times of the journal are relative and on the engine's clock. The process measures its lease by a
+clock that cannot be set and, on Linux, goes on while the machine is suspended: no attempt begins
+after its end. With a `ManualTimer`, both clocks are that of the timer if the journal is in SQLite,
+and `advance` looks for calls itself.
 
 `JournalStore` is the store of a queue, `Lease` the lease of the calls that it has taken, and
 `Poller` decides when it looks at the journal for more.
@@ -106,7 +107,7 @@ EXPIRED: Final = Stop("its max_age has passed")
 class Lease:
     """One lease for all taken calls, under the name of a worker.
 
-    It is kept on the monotonic clock, and ends there before it ends in the engine.
+    It is kept on the journal's `now_ns`, and ends there before it ends in the engine.
     """
 
     def __init__(
@@ -198,7 +199,8 @@ class Poller:
     def reset(self) -> None:
         """Begin without a look, in a forked child."""
         self._looking = threading.Lock()
-        self._is_requested = False
+        self.is_requested = False
+        """Whether a look will begin soon."""
         self._is_ticking = False
 
     def start(self) -> None:
@@ -218,9 +220,9 @@ class Poller:
     def request(self) -> None:
         """Look soon. Never blocks."""
         with self._calls.lock:
-            if self._is_requested or self.has_ended:
+            if self.is_requested or self.has_ended:
                 return
-            self._is_requested = True
+            self.is_requested = True
         # A `ManualTimer` may be advanced before a timeout is set, which would then be too late.
         within_s = 0.0 if self._timeouts.is_manual else HORIZON_S
         EXECUTOR.submit((self, "journal"), partial(self.look, within_s))
@@ -241,7 +243,7 @@ class Poller:
     def look(self, within_s: float = HORIZON_S) -> None:
         """Look now, after a look that runs. Blocks."""
         with self._looking:
-            self._is_requested = False
+            self.is_requested = False
             if not self.has_ended:
                 self._look(within_s)
 
@@ -290,7 +292,7 @@ class JournalStore(Store):
         self.codec: FunctionCodec | None = None
         """The codec of the decorated function, if the queue is of one."""
         self.due_by_ns: int | None = None
-        """Only calls that are due by this time of the monotonic clock are taken; None: all."""
+        """Only calls that are due by this time of the journal's `now_ns` are taken; None: all."""
         self.found_none = False
         """Whether the journal had no such call when it was asked last."""
         self.uses_stored_retry_on = False
@@ -423,9 +425,11 @@ class JournalStore(Store):
                 self.journal.release(self.lease.worker)
                 return
             with self._calls.lock:
-                held = _ids_of(self._calls)
+                held, leased = _ids_of(self._calls), _ids_of(self._leased())
             is_covered = [
-                self._hand_over(queue, stored, is_held=stored.id in held) for stored in taken
+                self._hand_over(queue, stored, is_held=stored.id in held)
+                for stored in taken
+                if stored.id not in leased  # taken again: the engine's clock was set forward
             ]
             if not all(is_covered):  # they have had places of calls that can be delivered
                 self.poller.request()
@@ -665,7 +669,7 @@ class JournalStore(Store):
     def _check_flushed(self) -> None:
         """End the waits of `flush` if nothing is left, or no look will follow.
 
-        After each look for calls.
+        After each look for calls. If the timer was stopped, only looks that are requested follow.
         """
         with self._calls.lock:
             self._flush_waiters = [
@@ -681,7 +685,7 @@ class JournalStore(Store):
                     Filter(queue=self._name, target=target, states=UNDELIVERED)
                 )
             )
-        if not is_left or (self.found_none and self._timeouts.stopped):
+        if not is_left or (self._timeouts.stopped and not self.poller.is_requested):
             self._end_flushes(flushed=not is_left)
 
     def _end_flushes(self, *, flushed: bool) -> None:

@@ -219,8 +219,8 @@ class FailbackQueue:
         return self.calls.stats()
 
     def status(self) -> QueueStatus | None:
-        """Describe the queue now; None if it was closed and has no calls. Never blocks."""
-        if self.calls.closed and not self.pending:
+        """Describe the queue now; None if it was closed and holds no calls. Never blocks."""
+        if self.calls.closed and not len(self.calls):
             return None
         entries, pending = self.calls.entries(MAX_STATUS_ENTRIES), self.pending
         return QueueStatus(
@@ -232,10 +232,6 @@ class FailbackQueue:
             tuple(map(_entry_status, entries)),
             "it is full" if pending >= self.policy.capacity else waiting_calls(pending),
         )
-
-    def entries(self) -> list[QueueEntry]:
-        """List the queued calls, oldest first. With a journal it blocks."""
-        return self.store.entries()
 
     # --- First attempts ---
 

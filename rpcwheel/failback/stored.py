@@ -20,12 +20,6 @@ from typing import Any, Final, Self
 
 from rpcwheel.rpc import Kind
 
-__all__ = [
-    "StoredFunction",
-    "StoredRpc",
-    "decode",
-]
-
 VERSION: Final = 1
 FUNCTION: Final = "function"
 

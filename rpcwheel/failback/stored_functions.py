@@ -2,7 +2,8 @@
 
 Each parameter is written and read by pydantic as its annotation says, so models, dataclasses,
 dates and decimals come back as they were. Protobuf messages are written as bytes. A parameter
-without an annotation takes what JSON has: what comes back is a list where a tuple was.
+without an annotation takes what JSON has: what comes back is a list where a tuple was, and a number
+or a text where a member of an `IntEnum` or `StrEnum` was.
 
 A call is stored only if its arguments are read back as equal ones. So no call is answered with
 "queued" that could not be made later, or that would be made with other arguments.

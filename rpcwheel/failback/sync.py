@@ -18,18 +18,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar
 from rpcwheel._concurrency.closing import Closing
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.call.idempotency import new_key, with_idempotency_key
-from rpcwheel.errors import ConfigurationError
 
-from .invoker import InvokerBase, checked_queues
+from .invoker import InvokerBase, begin_close_all, checked_queues
 from .queued_call import QueuedCall, SavedCall, label_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rpcwheel.call.failback_policy import FailbackPolicy, FailedCall
+    from rpcwheel.call.failback_policy import FailedCall
     from rpcwheel.call.failed_calls import FailedRpc
     from rpcwheel.durations import Duration
-    from rpcwheel.timer.api import Timer
 
     from .invoker import Starter
     from .queue import Attempt, FailbackQueue
@@ -51,24 +49,6 @@ class FailbackInvoker(InvokerBase, Closing):
         with FailbackInvoker(FailbackPolicy(retry_on="UNAVAILABLE")) as failback:
             failback.invoke(stub.Push, event)
     """
-
-    def __init__(self, policy: FailbackPolicy, *, timer: Timer | None = None) -> None:
-        """Begin with an empty queue.
-
-        Args:
-            policy: Which errors are retried, and how.
-            timer: Any rpcwheel timer; None takes `shared_timer()` when the first call is queued.
-
-        Raises:
-            ConfigurationError: The policy's `dead_letter` is a coroutine function.
-            TypeError: `policy` is not a FailbackPolicy, or `timer` is not a timer.
-        """
-        super().__init__(policy, timer=timer)
-        if inspect.iscoroutinefunction(policy.dead_letter):
-            raise ConfigurationError(
-                "dead_letter is a coroutine function, but it would be called on a thread without "
-                "an event loop; give a plain function, or use rpcwheel.failback.aio"
-            )
 
     def invoke(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R | Any:
         """Call `function`; if it fails with an error that `retry_on` names, queue the call.
@@ -224,14 +204,9 @@ def close_all(
     """
     queues = checked_queues("close()", invokers)
     closing: list[FailbackQueue] = []
-    seconds = 0.0
     failed: list[FailedCall] = []
     try:
-        for queue in queues:
-            drain_s = queue.begin_close(drain_timeout)
-            if drain_s is not None:
-                closing.append(queue)
-                seconds = drain_s
+        seconds = begin_close_all(queues, drain_timeout, closing)
         if seconds > 0:
             _wait_empty(closing, seconds)
     finally:  # also after Ctrl-C: every call must be reported
@@ -332,13 +307,12 @@ def _start(attempt: Attempt) -> None:
 
 
 def _submit(attempt: Attempt, step: Callable[[], None]) -> None:
-    """Run a step of an attempt on a worker thread, in a copy of the caller's context."""
-    EXECUTOR.submit(_key(attempt), partial(attempt.context().run, step))
+    """Run a step of an attempt on a worker thread, in a copy of the caller's context.
 
-
-def _key(attempt: Attempt) -> tuple[FailbackQueue, object]:
-    """The key of its jobs: attempts that hang delay those to the same target only."""
-    return attempt.queue, attempt.call.pacing_key
+    Attempts that hang delay those to the same target only.
+    """
+    key = attempt.queue, attempt.call.pacing_key
+    EXECUTOR.submit(key, partial(attempt.context().run, step))
 
 
 def _make(attempt: Attempt) -> None:

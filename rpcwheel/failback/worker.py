@@ -28,7 +28,7 @@ from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc.calls import checked_metadata
 from rpcwheel.call.failback_policy import FailbackPolicy
 from rpcwheel.durations import to_ns
-from rpcwheel.errors import JournalError
+from rpcwheel.errors import JournalError, short_repr
 from rpcwheel.events import CallbackFailed, TaskFailed, emit
 from rpcwheel.journal.journal import open_journal
 from rpcwheel.journal.opening import open_journal_backend
@@ -148,7 +148,7 @@ class JournalWorker:
 
         Args:
             url: The URL of the journal. It must exist when the worker starts.
-            connect: Makes the channel to a target, which the worker closes.
+            connect: Makes the channel of `grpc` to a target, which the worker closes.
             queues: Deliver only the calls of these queues; None: of all.
             targets: Deliver only gRPC calls to these targets; None: to all.
             functions: Functions decorated by `with_failback(journal=...)` with the same journal.
@@ -233,9 +233,9 @@ class JournalWorker:
                 return
             self._checked_backend.routes()
             self._checked_backend.close()
-            if self._settings.once:
-                self._due_by_ns = time.monotonic_ns() + START_SLACK_NS
             self._journal = open_journal(self._checked_backend.url.text)
+            if self._settings.once:
+                self._due_by_ns = self._journal.now_ns() + START_SLACK_NS
             interval_s = ONCE_INTERVAL_S if self._settings.once else LOOK_INTERVAL_S
             thread = threading.Thread(
                 target=_run,
@@ -302,6 +302,9 @@ class JournalWorker:
 
     def close(self, grace: Duration = 5.0) -> None:
         """Begin no more attempts, and let others have the calls. Idempotent.
+
+        Do not call it in a signal handler: that may have interrupted another method of the worker,
+        and then waits for it forever. Set an event, and close the worker on a thread.
 
         Args:
             grace: Seconds for attempts that run. Then they are canceled; those of functions that
@@ -439,7 +442,7 @@ class JournalWorker:
             return "" if is_imported else "they are calls of a function that was not imported"
         channel = self._channels.get(target)
         try:
-            channel = channel or self._settings.connect(target)
+            channel = channel or _checked_channel(self._settings.connect(target))
         except Exception as error:  # noqa: BLE001 - user code, and targets of any program
             return f"there is no channel to it: {error}"
         except BaseException as error:
@@ -519,6 +522,17 @@ def _names(setting: str, names: Iterable[str] | None) -> frozenset[str] | None:
     if isinstance(names, str):
         raise TypeError(f"{setting} must be a list of names, such as [{names!r}], not {names!r}")
     return None if names is None else frozenset(names)
+
+
+def _checked_channel(channel: object) -> grpc.Channel:
+    """Check what the user's `connect` has returned: one of `grpc.aio` would make dead letters.
+
+    Raises:
+        TypeError: It is no channel of `grpc`.
+    """
+    if not isinstance(channel, grpc.Channel):
+        raise TypeError(f"connect has returned {short_repr(channel)}")
+    return channel
 
 
 def _metadata_now(metadata: Metadata, journal: str) -> Iterable[Metadatum]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from rpcwheel._concurrency.closing import AsyncClosing
 from rpcwheel.durations import to_ns
-from rpcwheel.failback.aio import FailbackInvoker, close_empty
+from rpcwheel.failback.aio import FailbackInvoker, close_all
 
 from .aio_client import InterceptedChannel, interceptors_for
 from .aio_server import server_interceptors
@@ -87,16 +87,11 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker], AsyncClosing):
         """
         to_ns(drain_timeout, subject="drain_timeout")  # raises before any queue is closed
         self._begin_close()
-        invokers = list(self._by_name.values())
         try:
-            reports = await asyncio.gather(*(invoker.close(drain_timeout) for invoker in invokers))
+            return await close_all(list(self._by_name.values()), drain_timeout)
         finally:
             for channel in self._take_kept():
                 await channel.close_kept()
-        return [call for report in reports for call in report]
-
-    def _close_empty(self, invoker: FailbackInvoker) -> None:
-        close_empty(invoker)
 
 
 def client_interceptors(

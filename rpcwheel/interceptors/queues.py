@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from rpcwheel.call.failback_policy import same_name_problem
 from rpcwheel.errors import ConfigurationError, public_name, safe_repr
-from rpcwheel.failback.invoker import InvokerBase, checked_queues
+from rpcwheel.failback.invoker import InvokerBase, checked_queues, close_empty
 
 if TYPE_CHECKING:
     from rpcwheel.call.failback_policy import FailbackPolicy
@@ -36,7 +36,7 @@ class FailbackQueuesBase(Generic[InvokerT]):
             timer: Any rpcwheel timer; None takes `shared_timer()`.
         """
         self._timer = timer
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer or signal handler may make a call that fails
         self._closed = False
         self._by_policy: dict[int, tuple[FailbackPolicy, InvokerT]] = {}
         self._by_name: dict[str, InvokerT] = {}
@@ -59,20 +59,28 @@ class FailbackQueuesBase(Generic[InvokerT]):
         if cached is not None:
             return cached[1]
         with self._lock:
-            if id(policy) not in self._by_policy:
-                name = policy.name or name
-                if policy.journal is not None and name in self._by_name:
-                    invoker = self._with_same_name(policy, name)
-                    self._by_policy[id(policy)] = (policy, invoker)
-                    return invoker
-                name = self._unused_name(name)
-                named = policy.model_copy(update={"name": name})
-                invoker = cast("InvokerT", self._invoker_class(named, timer=self._timer))
-                self._by_name[name] = invoker
-                self._by_policy[id(policy)] = (policy, invoker)  # a kept policy keeps its id
-                if self._closed:
-                    self._close_empty(invoker)
+            while id(policy) not in self._by_policy:
+                self._add(policy, policy.name or name)
             return self._by_policy[id(policy)][1]
+
+    def _add(self, policy: FailbackPolicy, name: str) -> None:
+        """Make the queue of a policy, under the lock, or use that of an equal one with a journal.
+
+        If a finalizer or signal handler makes a queue of the same name meanwhile, adds none.
+        """
+        if policy.journal is not None and name in self._by_name:
+            self._by_policy[id(policy)] = (policy, self._with_same_name(policy, name))
+            return
+        name = self._unused_name(name)
+        named = policy.model_copy(update={"name": name})
+        invoker = cast("InvokerT", self._invoker_class(named, timer=self._timer))
+        if name in self._by_name:
+            close_empty(invoker)
+            return
+        self._by_policy[id(policy)] = (policy, invoker)  # a kept policy keeps its id
+        self._by_name[name] = invoker
+        if self._closed:
+            close_empty(invoker)
 
     def _with_same_name(self, policy: FailbackPolicy, name: str) -> InvokerT:
         """Return the invoker of an equal policy: calls in a journal are stored under the name.
@@ -80,7 +88,7 @@ class FailbackQueuesBase(Generic[InvokerT]):
         Raises:
             ConfigurationError: The policy with that name is another one.
         """
-        for cached_policy, invoker in self._by_policy.values():
+        for cached_policy, invoker in list(self._by_policy.values()):
             if invoker is self._by_name[name] and cached_policy == policy:
                 return invoker
         raise ConfigurationError(same_name_problem(name))
@@ -139,10 +147,6 @@ class FailbackQueuesBase(Generic[InvokerT]):
     def _take(self, channel: Any) -> bool:
         """Forget a kept channel. False: another thread has, and closes its connections."""
         return self._kept.pop(channel, channel) is None
-
-    def _close_empty(self, invoker: InvokerT) -> None:
-        """Close a new invoker, whose queue is empty. Called by `queue_for` after `close`."""
-        raise NotImplementedError
 
     def _unused_name(self, name: str) -> str:
         names = [name, *(f"{name} ({number})" for number in range(2, len(self._by_name) + 2))]

@@ -54,9 +54,6 @@ class FailbackQueues(FailbackQueuesBase[FailbackInvoker], Closing):
 
     _invoker_class: ClassVar[type[FailbackInvoker]] = FailbackInvoker
 
-    def _close_empty(self, invoker: FailbackInvoker) -> None:
-        invoker.close(0)
-
     def flush(self, timeout: Duration | None = None) -> bool:
         """Try every queued call now, and wait until nothing is pending.
 

@@ -34,7 +34,7 @@ from rpcwheel.errors import (
 from rpcwheel.events.log import waiting_calls
 from rpcwheel.telemetry import components
 from rpcwheel.timer import ManualTimer
-from rpcwheel.timer.manual import clock_of
+from rpcwheel.timer.manual import lease_clock_of
 
 from .backend import PAGE_BYTES, Depth, Postponed
 from .counts import Counts
@@ -95,8 +95,8 @@ class Journal:
         self.url = parse_journal_url(url)
         self.backend: JournalBackend = open_journal_backend(self.url, timer=timer)
         self._key = url, timer
-        self.now_ns = clock_of(None if self.backend.clock is None else timer)
-        """The clock for leases: monotonic, or that of a `ManualTimer`."""
+        self.now_ns = lease_clock_of(None if self.backend.clock is None else timer)
+        """The clock for leases; that of a `ManualTimer` if the journal has its time too."""
         self.users = 0
         self.outage = Outage(str(self.url), self.now_ns, lambda: self.unstored_results)
         self.counts = Counts(self.backend, self.outage, self.now_ns)
@@ -164,11 +164,7 @@ class Journal:
             JournalFull, JournalUnavailable, JournalRefused: It was not stored.
             JournalOutcomeUnknown: It may have been stored, or be stored later.
         """
-        if self._is_interrupted():
-            raise JournalUnavailable(
-                f"{self.url}: a signal handler or finalizer has interrupted a request on this "
-                "thread, and cannot store a call before it has ended"
-            )
+        self._check_not_interrupted()
         can_wait, lock = _can_start_threads(), self._lock  # of the parent, if it forks meanwhile
         is_alone = self.backend.is_file and not self._appends
         if (not can_wait or is_alone) and lock.acquire(blocking=not can_wait):
@@ -399,8 +395,8 @@ class Journal:
 
     def _note_stored(self, worker: str, results: list[Result], late: list[int]) -> None:
         queue, on_late = self._workers.get(worker, ("", None))
-        ended = sum(not isinstance(result, Postponed) for result in results) - len(late)
-        self.counts.ended(queue, ended)
+        has_ended = (not isinstance(each, Postponed) and each.id not in late for each in results)
+        self.counts.ended(queue, sum(has_ended))
         if late and on_late is not None:
             on_late(late)
 
@@ -408,13 +404,25 @@ class Journal:
 
     @contextmanager
     def beside(self) -> Iterator[JournalBackend]:
-        """Get the backend for requests that need no turn: all but those of calls and workers."""
+        """Get the backend for requests that need no turn: all but those of calls and workers.
+
+        Raises:
+            JournalUnavailable: A signal handler or finalizer has interrupted a request.
+        """
+        self._check_not_interrupted()
         thread = threading.get_ident()
         self._beside.add(thread)
         try:
             yield self.backend
         finally:
             self._beside.discard(thread)
+
+    def _check_not_interrupted(self) -> None:
+        if self._is_interrupted():
+            raise JournalUnavailable(
+                f"{self.url}: a signal handler or finalizer has interrupted a request on this "
+                "thread, and cannot make another one before it has ended"
+            )
 
     def _is_interrupted(self) -> bool:
         """Whether this thread is in a request, which a signal handler or finalizer interrupts."""
@@ -516,7 +524,6 @@ class _RequestLock:
         return True
 
     def release(self) -> None:
-        """Release it."""
         self._since_s = None
         self._lock.release()
 

@@ -38,7 +38,7 @@ class Outage:
 
     def reset(self) -> None:
         """Make a lock, also in a forked child."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may make a call that fails
 
     @property
     def is_failing(self) -> bool:

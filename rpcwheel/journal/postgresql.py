@@ -254,11 +254,6 @@ class PostgresqlJournal(SqlJournal):
     _dialect = DIALECT
 
     def __init__(self, url: JournalUrl) -> None:
-        """Connect nothing yet.
-
-        Raises:
-            ConfigurationError: The URL is not valid.
-        """
         super().__init__(url)
         options = dict(url.options)
         schema = options.pop("schema", LOCATION_OPTIONS["schema"])
@@ -350,7 +345,6 @@ class PostgresqlJournal(SqlJournal):
         return sorted(calls, key=lambda call: (order[call.queue, call.target], call.due_s, call.id))
 
     def renew(self, worker: str, lease_s: float) -> bool:
-        """Renew the lease of a worker."""
         with self._use(self._worker) as db:
             text = f"UPDATE $worker SET ends_ms = {NOW} + %s WHERE name = %s"
             return self._execute(db, text, (round(lease_s * 1e3), worker)).rowcount > 0
@@ -367,13 +361,11 @@ class PostgresqlJournal(SqlJournal):
         return self._transaction(self._worker, work)
 
     def release(self, worker: str) -> None:
-        """Make all calls of a worker ready."""
         self._transaction(self._worker, lambda db: self._end(db, [worker]))
 
     # --- Operators ---
 
     def routes(self) -> list[tuple[str, str]]:
-        """List queues and targets."""
         with self._use(self._scanner) as db:
             return [(queue, target) for queue, target in self._rows(db, ROUTES)]
 
@@ -386,7 +378,6 @@ class PostgresqlJournal(SqlJournal):
             return self._rows(db, text, parameters)
 
     def retry(self, chosen: Filter) -> int:
-        """Make calls due now."""
         condition, parameters = where(chosen, DIALECT)
 
         def work(db: _Bounded) -> int:
@@ -396,7 +387,6 @@ class PostgresqlJournal(SqlJournal):
         return self._transaction(self._scanner, work)
 
     def delete(self, chosen: Filter) -> int:
-        """Delete calls."""
         condition, parameters = where(chosen, DIALECT)
         text = DELETE.format(condition)
         return self._transaction(
@@ -410,7 +400,6 @@ class PostgresqlJournal(SqlJournal):
         return int(sum(row[3] for row in rows))
 
     def close(self) -> None:
-        """Close the connections."""
         self._closed = True
         self._scanner.close()
         self._counter.close()

@@ -100,11 +100,6 @@ class RedisJournal(JournalBackend):
     """A journal in a Redis server, by redis-py. Thread-safe."""
 
     def __init__(self, url: JournalUrl) -> None:
-        """Connect nothing yet.
-
-        Raises:
-            ConfigurationError: The URL is not valid.
-        """
         self._options = _options_of(url)
         self.url = url
         self._prefix = url.options.get("namespace", LOCATION_OPTIONS["namespace"]) + ":"
@@ -129,7 +124,6 @@ class RedisJournal(JournalBackend):
     # --- Calls ---
 
     def append(self, calls: Sequence[NewCall]) -> list[int]:
-        """Store calls by one script."""
         if not calls:
             return []
         arguments: list[str | bytes | int] = []
@@ -158,7 +152,6 @@ class RedisJournal(JournalBackend):
     def take(
         self, worker: str, lease_s: float, routes: Sequence[Route], within_s: float
     ) -> list[StoredCall]:
-        """Give ready calls to a worker, by one script."""
         if numbers := self._lost.of(worker):
             self._run(FREE_LOST, worker, *numbers)
         arguments: list[str | int] = []
@@ -184,7 +177,6 @@ class RedisJournal(JournalBackend):
         return bool(self._run(RENEW, worker, round(lease_s * 1e3)))
 
     def report(self, worker: str, results: Sequence[Result]) -> list[int]:
-        """Store results by one script."""
         if not results:
             return []
         arguments: list[str | int] = []
@@ -201,13 +193,11 @@ class RedisJournal(JournalBackend):
         return [int(number) for number in self._run(REPORT, worker, *arguments)]
 
     def release(self, worker: str) -> None:
-        """Make all calls of a worker ready."""
         self._run(RELEASE, worker)
 
     # --- Operators ---
 
     def routes(self) -> list[tuple[str, str]]:
-        """List queues and targets."""
         return [_split(place) for place, _, (ready, *_) in self._counts() if ready > 0]
 
     def depths(self) -> list[Depth]:
@@ -228,7 +218,6 @@ class RedisJournal(JournalBackend):
                     yield place, now_ms, row
 
     def select(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[StoredCall]:
-        """List calls."""
         return [
             _stored_call(row, now_ms)
             for now_ms, _, rows in self._scan("select", chosen, after, limit)
@@ -236,15 +225,12 @@ class RedisJournal(JournalBackend):
         ]
 
     def retry(self, chosen: Filter) -> int:
-        """Make calls due now."""
         return sum(number for _, number, _ in self._scan("retry", chosen, 0, LAST_ID))
 
     def delete(self, chosen: Filter) -> int:
-        """Delete calls."""
         return sum(number for _, number, _ in self._scan("delete", chosen, 0, LAST_ID))
 
     def close(self) -> None:
-        """Close the connections."""
         self._closed = True
         self._client.close()
 

@@ -52,7 +52,6 @@ class NewRow(NamedTuple):
 
     @classmethod
     def of(cls, call: NewCall) -> NewRow:
-        """Return the row of a call."""
         return cls(
             call.queue,
             call.target,
@@ -80,7 +79,6 @@ class Update(NamedTuple):
 
     @classmethod
     def of(cls, result: Postponed | Dead) -> Update:
-        """Return the values for a result."""
         state, delay_ms, reason = CallState.READY, None, ""
         if isinstance(result, Postponed):
             delay_ms = round(result.delay_s * 1e3)
@@ -99,14 +97,12 @@ class SqlJournal(JournalBackend):
         self._closed = False
 
     def append(self, calls: Sequence[NewCall]) -> list[int]:
-        """Store calls in one transaction."""
         return self._insert([NewRow.of(storable_call(call)) for call in calls]) if calls else []
 
     @abstractmethod
     def _insert(self, rows: list[NewRow]) -> list[int]: ...
 
     def report(self, worker: str, results: Sequence[Result]) -> list[int]:
-        """Store results in one transaction."""
         if not results:
             return []
         delivered = {result.id for result in results if isinstance(result, Delivered)}
@@ -152,7 +148,6 @@ class SqlJournal(JournalBackend):
         ]
 
     def select(self, chosen: Filter, *, after: int = 0, limit: int = 100) -> list[StoredCall]:
-        """List calls, in the order of the table."""
         mark, (condition, parameters) = self._dialect.mark, where(chosen, self._dialect)
         text = f"""SELECT {COLUMNS}, {self._dialect.now} FROM $call
             WHERE id > {mark} AND {condition} ORDER BY id LIMIT {mark}"""

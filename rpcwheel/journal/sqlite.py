@@ -157,11 +157,6 @@ class SqliteJournal(SqlJournal):
     _dialect = DIALECT
 
     def __init__(self, url: JournalUrl) -> None:
-        """Open nothing yet.
-
-        Raises:
-            ConfigurationError: The URL is not valid, or begins with a `~` that is not known.
-        """
         url.check_options("durability")
         durability = url.choice("durability", "process", "power")
         if not url.path.strip("/.~") or url.path.endswith("/") or "\0" in url.path:
@@ -207,7 +202,7 @@ class SqliteJournal(SqlJournal):
         now_ms = self._now_ms()
         with self._writer as db, self._translated():  # the other may be busy with a long scan
             has_work = (
-                _has_ended_workers(db, now_ms)
+                _ended_workers(db, now_ms)
                 or any(
                     _ready(db, route, now_ms, within_s, 1) for route in routes if route.limit > 0
                 )
@@ -216,7 +211,8 @@ class SqliteJournal(SqlJournal):
         if not has_work:
             return []
         with self._transaction() as (db, now_ms):
-            _end_workers(db, now_ms)
+            for name in _ended_workers(db, now_ms):
+                _end_worker(db, name)
             rows: list[Any] = []
             for route in routes:
                 ready = _ready(db, route, now_ms, within_s)
@@ -234,7 +230,6 @@ class SqliteJournal(SqlJournal):
 
     @_with_room
     def renew(self, worker: str, lease_s: float) -> bool:
-        """Renew the lease of a worker."""
         with self._transaction() as (db, now_ms):
             changed = db.execute(
                 "UPDATE worker SET ends_ms = ? WHERE name = ?",
@@ -260,7 +255,6 @@ class SqliteJournal(SqlJournal):
 
     @_with_room
     def release(self, worker: str) -> None:
-        """Make all calls of a worker ready."""
         with self._transaction() as (db, _):
             _end_worker(db, worker)
 
@@ -284,12 +278,10 @@ class SqliteJournal(SqlJournal):
 
     @_with_room
     def retry(self, chosen: Filter) -> int:
-        """Make calls due now."""
         return self._change(chosen, "state <> 2", _make_due)
 
     @_with_room
     def delete(self, chosen: Filter) -> int:
-        """Delete calls."""
         return self._change(chosen, "1 = 1", _delete)
 
     def _change(
@@ -316,7 +308,6 @@ class SqliteJournal(SqlJournal):
             after = ids[-1] - 1
 
     def close(self) -> None:
-        """Close both connections."""
         self._closed = True
         self._reader.close()
         self._writer.close()
@@ -621,15 +612,8 @@ def _delete(db: sqlite3.Connection, ids: list[int], _: int) -> None:
     db.executemany("DELETE FROM call WHERE id = ?", [(number,) for number in ids])
 
 
-def _has_ended_workers(db: sqlite3.Connection, now_ms: int) -> bool:
-    ended = db.execute("SELECT 1 FROM worker WHERE ends_ms <= ? LIMIT 1", (now_ms,))
-    return ended.fetchone() is not None
-
-
-def _end_workers(db: sqlite3.Connection, now_ms: int) -> None:
-    ended = db.execute("SELECT name FROM worker WHERE ends_ms <= ?", (now_ms,)).fetchall()
-    for (name,) in ended:
-        _end_worker(db, name)
+def _ended_workers(db: sqlite3.Connection, now_ms: int) -> list[str]:
+    return [name for (name,) in db.execute("SELECT name FROM worker WHERE ends_ms <= ?", (now_ms,))]
 
 
 def _end_worker(db: sqlite3.Connection, name: str) -> None:

@@ -90,6 +90,16 @@ def clock_of(timer: Timer | None) -> Callable[[], int]:
     return timer._timer_state.now if isinstance(timer, ManualTimer) else time.monotonic_ns
 
 
+def lease_clock_of(timer: Timer | None) -> Callable[[], int]:
+    """Return the nanosecond clock for leases, which goes on while the machine is suspended.
+
+    As `clock_of` where the system has no such clock: Linux has one, `time.monotonic_ns` stops.
+    """
+    if isinstance(timer, ManualTimer) or not hasattr(time, "CLOCK_BOOTTIME"):
+        return clock_of(timer)
+    return lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
 def wall_clock_of(timer: Timer | None) -> Callable[[], float]:
     """Return the wall clock of a timer, in seconds.
 

@@ -6,10 +6,10 @@ import threading
 
 import grpc
 import pytest
-from scenarios.failback import ORDER, SCENARIOS
 
+from fixtures.failback_invokers import DEFAULT
 from fixtures.failback_queues import FLAKY, in_world
-from fixtures.grpc_servers import METHOD, begin_scenario, requests_of
+from fixtures.grpc_servers import METHOD, requests_of
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel.call import current_deadline, deadline_scope
@@ -18,6 +18,7 @@ from rpcwheel.events import (
     DeadLetterFailed,
     FailbackGaveUp,
 )
+from rpcwheel.failback import FailbackStats
 
 COLOR = contextvars.ContextVar("COLOR", default="none")
 
@@ -28,17 +29,23 @@ def flaky(world):
     return FLAKY[world.name]
 
 
-def test_each_scenario(world, new_failback, flaky_server, run_until_empty):
+def test_calls_of_grpc_succeed_fail_or_are_queued_and_delivered(
+    world, new_failback, flaky_server, run_until_empty
+):
     push = world.channel(flaky_server.target).unary_unary(METHOD)
-    for scenario in SCENARIOS:
-        begin_scenario(flaky_server, scenario.statuses)
-        failback = new_failback(**{"retry_on": "UNAVAILABLE"} | scenario.settings)
-        try:
-            result = world.do(failback.invoke, push, ORDER, timeout=WAIT_S)
-        except grpc.RpcError as error:
-            result = error.code().name
-        run_until_empty(failback)
-        scenario.check(result, requests_of(flaky_server), failback.stats())
+    failback = new_failback(retry_on="UNAVAILABLE")
+    assert world.do(failback.invoke, push, b"first", timeout=WAIT_S) == b"first"
+    flaky_server.fail(1, "INVALID_ARGUMENT")
+    with pytest.raises(grpc.RpcError) as caught:
+        world.do(failback.invoke, push, b"wrong", timeout=WAIT_S)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    flaky_server.fail(2)
+    assert world.do(failback.invoke, push, b"order", timeout=WAIT_S) == DEFAULT
+    run_until_empty(failback)
+    assert requests_of(flaky_server) == [b"first", b"wrong", *[b"order"] * 3]
+    assert failback.stats() == FailbackStats(
+        calls=3, succeeded=1, failed=1, queued_total=1, attempts=2, redelivered=1
+    )
 
 
 # --- The first attempt ---
@@ -119,10 +126,16 @@ def test_an_error_that_is_no_exception_gives_up_the_call(
     assert isinstance(events[-1].error, error)
 
 
+@pytest.mark.parametrize(
+    ("world", "error"),
+    [(SyncWorld, SystemExit(3)), (AioWorld, ZeroDivisionError())],
+    ids=["sync", "aio"],
+    indirect=["world"],
+)
 def test_the_queue_works_after_dead_letter_raised(
-    world, new_failback, flaky, events, run_until_empty
+    world, error, new_failback, flaky, events, run_until_empty
 ):
-    failback = new_failback(max_attempts=2, dead_letter=flaky(error := ZeroDivisionError()))
+    failback = new_failback(max_attempts=2, dead_letter=flaky(error))
     world.do(failback.invoke, flaky(ConnectionError(), ConnectionError()))
     run_until_empty(failback)
     assert isinstance(events[-1], DeadLetterFailed)

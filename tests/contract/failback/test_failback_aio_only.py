@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
-from scenarios.failback import DEFAULT
 
+from fixtures.failback_invokers import DEFAULT
 from fixtures.failback_queues import (
     FlakyCoroutine,
     FlakyFunction,
@@ -18,6 +18,7 @@ from rpcwheel.errors import FailbackClosed
 from rpcwheel.events import FailbackLost
 from rpcwheel.failback import FailbackPolicy, FailbackStats
 from rpcwheel.failback.aio import FailbackInvoker
+from rpcwheel.interceptors.aio import FailbackQueues
 from rpcwheel.timer import AsyncWheelTimer, WheelTimer
 
 # --- The first attempt ---
@@ -149,11 +150,16 @@ async def test_an_attempt_whose_task_is_canceled_before_it_begins_loses_the_call
 # --- flush and close ---
 
 
-async def test_a_canceled_close_reports_the_queued_calls(aio_invoker, events):
-    failback = aio_invoker()
+@pytest.mark.parametrize("after_s", [0.0, 0.05], ids=["as it begins", "later"])
+async def test_a_canceled_close_reports_the_queued_calls(after_s, timer, events):
+    queues = FailbackQueues(timer)
+    failback = queues.queue_for(FailbackPolicy(retry_on=ConnectionError), "*")
     await failback.invoke(FlakyCoroutine(*[ConnectionError()] * 9))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(failback.close(drain_timeout=10 * WAIT_S), 0.05)
+    closing = asyncio.create_task(queues.close(10 * WAIT_S))
+    await asyncio.sleep(after_s)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
     assert isinstance(events[-1], FailbackLost)
     assert failback.pending == 0
 

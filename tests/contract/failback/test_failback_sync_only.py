@@ -7,7 +7,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from fixtures.failback_queues import FlakyFunction
 from fixtures.interrupts import Interrupt
-from rpcwheel.events import DeadLetterFailed, FailbackGaveUp, FailbackLost
+from rpcwheel.events import FailbackGaveUp, FailbackLost
 
 # --- The first attempt ---
 
@@ -83,14 +83,6 @@ def test_an_awaitable_from_a_further_attempt_gives_up_the_call(invoker, events, 
     run_until_empty(failback)
     assert isinstance(events[-1], FailbackGaveUp)
     assert "make it an `async def`" in str(events[-1].error)
-
-
-def test_system_exit_in_dead_letter_ends_the_call(invoker, events, run_until_empty):
-    failback = invoker(max_attempts=2, dead_letter=FlakyFunction(error := SystemExit(3)))
-    failback.invoke(FlakyFunction(ConnectionError(), ConnectionError()))
-    run_until_empty(failback)
-    assert isinstance(events[-1], DeadLetterFailed)
-    assert events[-1].error is error
 
 
 # --- flush and close ---

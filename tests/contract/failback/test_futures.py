@@ -4,28 +4,23 @@ import contextvars
 import threading
 from concurrent.futures import CancelledError, Future
 
-import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
-from scenarios.failback import DEFAULT, ORDER, SCENARIOS
 
+from fixtures.failback_invokers import DEFAULT
 from fixtures.failback_queues import FlakyFunction
-from fixtures.grpc_servers import METHOD, begin_scenario, requests_of
+from fixtures.grpc_servers import METHOD, requests_of
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import FailbackFull
 
 
-def test_each_scenario(invoker, flaky_server, channel, run_until_empty):
-    push = channel.unary_unary(METHOD).future
-    for scenario in SCENARIOS:
-        begin_scenario(flaky_server, scenario.statuses)
-        failback = invoker(**{"retry_on": "UNAVAILABLE"} | scenario.settings)
-        try:
-            result = failback.invoke(push, ORDER, timeout=WAIT_S).result(WAIT_S)
-        except grpc.RpcError as error:
-            result = error.code().name
-        run_until_empty(failback)
-        scenario.check(result, requests_of(flaky_server), failback.stats())
+def test_a_call_of_grpc_is_delivered(invoker, flaky_server, channel, run_until_empty):
+    flaky_server.fail(2)
+    failback, push = invoker(retry_on="UNAVAILABLE"), channel.unary_unary(METHOD).future
+    assert failback.invoke(push, b"order", timeout=WAIT_S).result(WAIT_S) == DEFAULT
+    run_until_empty(failback)
+    assert requests_of(flaky_server) == [b"order"] * 3
+    assert failback.stats().redelivered == 1
 
 
 @pytest.mark.parametrize("error", [ValueError(), SystemExit(3)])

@@ -85,13 +85,6 @@ def test_the_journal_is_asked_for_calls_though_the_timer_is_full(
         wait_until(lambda number=number: len(shop.calls) == number)
 
 
-def test_only_max_age_limits_the_attempts_by_default(shop, client, policy, push, url):
-    shop.then(*["UNAVAILABLE"] * 8)
-    push(client(policy(backoff=0.001)))
-    wait_for_none(url)
-    assert len(shop.calls) == 9
-
-
 def test_a_call_that_has_reached_its_max_age_is_a_dead_letter(shop, begin, push, url, manual_time):
     shop.then(*["UNAVAILABLE"] * 100)
     queues = begin(backoff=wait_fixed(4), max_age=10.0)
@@ -108,7 +101,7 @@ def test_a_call_that_has_reached_its_max_age_is_a_dead_letter(shop, begin, push,
 class Timeouts:
     """A timer whose timeouts run in `advance` of a manual timer. Its clock is that of the process.
 
-    So the clock can go on without them, as in a process that was suspended.
+    So the clock can go on without them, as on a machine that was suspended.
     """
 
     def __init__(self, timer):
@@ -117,9 +110,13 @@ class Timeouts:
 
 @pytest.fixture
 def pass_time(monkeypatch):
-    """Lets time pass on the clocks of this process and of the journal, but in no timeout."""
-    monotonic_ns, time_s, passed_s = time.monotonic_ns, time.time, []
-    monkeypatch.setattr(time, "monotonic_ns", lambda: monotonic_ns() + sum(passed_s) * 10**9)
+    """Suspends the machine: time passes, also for the journal, but not on the monotonic clock."""
+    clock_ns, time_s, passed_s = time.clock_gettime_ns, time.time, []
+    monkeypatch.setattr(
+        time,
+        "clock_gettime_ns",
+        lambda clock: clock_ns(clock) + sum(passed_s) * 10**9 * (clock == time.CLOCK_BOOTTIME),
+    )
     monkeypatch.setattr(time, "time", lambda: time_s() + sum(passed_s))
     return passed_s.append
 
@@ -210,15 +207,22 @@ def test_a_late_result_is_ignored(shop, begin_late, take_over, url, pass_time, t
     assert len(events.of(FailbackLeaseLost)) == 1
 
 
-def test_a_lease_is_renewed_while_an_attempt_runs(shop, begin, take_over, url, events, timer):
+def test_a_clock_that_is_set_forward_does_not_repeat_the_calls_of_the_only_worker(
+    shop, begin_late, url, timer, monkeypatch
+):
+    set_forward_s, time_s = [], time.time
+    monkeypatch.setattr(time, "time", lambda: time_s() + sum(set_forward_s))
     shop.then(hang := Hang())
     store(url, target=shop.target)
-    begin(journal=f"{url}?lease=1")
+    queues = begin_late()
     assert hang.begun.wait(WAIT_S)
-    timer.advance(4)
-    take_over(0)
-    assert events.of(FailbackLeaseLost) == []
-    shop.kill()
+    set_forward_s.append(60)
+    timer.advance(1)
+    wait_until_quiet()  # its call was taken again
+    shop.calls[0].ended.set()
+    wait_until(lambda: queues.stats()["*"].redelivered == 1)
+    wait_until_quiet()
+    assert stored(url) == []
 
 
 def test_close_keeps_the_lease_of_an_attempt_that_runs_and_gives_the_other_calls_back(
@@ -459,6 +463,18 @@ def test_flush_ends_if_the_timer_was_stopped_and_the_journal_fails(
     timer.stop()
     script[request_name] = JournalUnavailable("locked")
     assert client.queues.flush() is False
+
+
+def test_flush_ends_if_the_timer_was_stopped_and_a_call_cannot_be_made(world, policy, timer, url):
+    def make(*_):
+        raise KeyError("it is not configured yet")
+
+    store(url, target="orders")
+    with FailbackInvoker(policy(name="*"), timer=timer) as invoker:
+        invoker.add_route("orders", make)
+        timer.stop()
+        assert invoker.flush() is False
+    assert [call.attempts for call in stored(url)] == [1]
 
 
 @pytest.mark.usefixtures("script")

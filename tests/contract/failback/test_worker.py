@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -126,18 +127,26 @@ def test_other_failures_make_a_dead_letter(failure, limit, reason, url, backend,
     assert dead.error.startswith(failure.code)
 
 
-def test_a_channel_that_cannot_be_made_is_skipped(url, backend, shop):
-    backend.append([stored_rpc("nowhere", b"1"), stored_rpc(shop.target, b"2")])
-
-    def connect(target):
-        if target == "nowhere":
-            raise ValueError("no such host")
-        return grpc.insecure_channel(target)
-
-    with JournalWorker(url, connect=connect) as worker:
-        wait_until(lambda: len(calls_of(backend)) == 1)
-        assert worker.skipped == {("audit", "nowhere"): "there is no channel to it: no such host"}
-    assert requests_of(shop) == [b"2"]
+@pytest.mark.parametrize(
+    ("connect", "reason"),
+    [
+        (Mock(side_effect=ValueError("no such host")), "no such host"),
+        (Mock(return_value=None), "connect has returned None"),
+        (
+            Mock(return_value=Mock(spec=grpc.aio.Channel)),
+            "connect has returned <Mock spec",
+        ),
+    ],
+    ids=["raises", "None", "grpc.aio"],
+)
+def test_a_target_without_a_channel_of_grpc_is_skipped(connect, reason, url, backend):
+    backend.append([stored_rpc("nowhere")])
+    with JournalWorker(url, connect=connect, once=True) as worker:
+        assert worker.wait(WAIT_S)
+        (skipped,) = worker.skipped.items()
+    assert skipped[0] == ("audit", "nowhere")
+    assert skipped[1].startswith(f"there is no channel to it: {reason}")
+    assert [call.state for call in calls_of(backend)] == [CallState.READY]
 
 
 def test_a_target_that_was_skipped_is_connected_at_a_later_look(url, backend, shop):
@@ -457,6 +466,7 @@ def test_close_inside_an_attempt_is_refused_and_closes_nothing(url, backend):
         errors.append(caught.value)
 
     with JournalWorker(url, functions=[record]) as worker:
+        worker.start()  # idempotent
         backend.append([stored_call("record")])
         wait_empty(backend)
         assert "would wait for itself" in str(errors[0])
@@ -464,6 +474,8 @@ def test_close_inside_an_attempt_is_refused_and_closes_nothing(url, backend):
         backend.append([stored_call("record")])
         wait_empty(backend)
     assert worker.wait(0)
+    with pytest.raises(RuntimeError, match="was closed"):
+        worker.start()
 
 
 @pytest.mark.parametrize(("grace", "error"), [("5", TypeError), (float("nan"), ConfigurationError)])
@@ -553,14 +565,6 @@ def test_a_journal_that_does_not_exist_is_not_created(url, tmp_path):
         worker.start()
     worker.close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_closed_worker_cannot_be_started(url, backend):
-    with JournalWorker(url) as worker:
-        worker.start()  # idempotent
-    worker.close()
-    with pytest.raises(RuntimeError, match="was closed"):
-        worker.start()
 
 
 def test_a_worker_that_is_dropped_warns_and_gives_its_calls_back(url, backend, shop):

@@ -78,6 +78,13 @@ def test_a_call_that_is_taken_while_close_begins_is_given_back_at_once(invoker, 
         assert closings[0].result(WAIT_S) == []
 
 
+def test_a_closed_queue_is_not_listed_though_the_journal_has_calls(invoker, url):
+    store(url, queue="push")
+    assert (invoker.pending, invoker._queue.status().pending) == (1, 1)
+    invoker.close(0)
+    assert invoker._queue.status() is None
+
+
 def test_a_target_whose_channels_are_closed_is_forgotten(invoker):
     routes = invoker._queue.store.routes
     invoker.remove_route(invoker.add_route("removed", Mock()))
