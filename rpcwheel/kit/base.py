@@ -401,7 +401,7 @@ class KitBase(
         return intercepted
 
     def _watch(self, channel: Any) -> Any:
-        """Attach heartbeats. Returns that of the channel; None if its connections have their own."""
+        """Attach heartbeats. Returns that of the channel; None if its parts have their own."""
         from rpcwheel.heartbeat.channel import channel_below_interceptors
 
         balancer, inner = self._load("balancer"), channel_below_interceptors(channel)
