@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
@@ -91,12 +91,20 @@ _STATUS: Final = {
 }
 
 
+class Loop(Protocol):
+    """The event loop of an attempt of `grpc.aio`; one of `grpc` has none."""
+
+    def is_closed(self) -> bool:
+        """Whether no attempt on it can end any more."""
+
+
 class Admitted(NamedTuple):
     """An attempt that is sent now. Its end must be passed to `MethodAdmission.end`."""
 
     began_ns: int
     token: int = 0
     """Of the circuit breaker."""
+    loop: Loop | None = None
 
 
 class NotSent(NamedTuple):
@@ -122,22 +130,30 @@ class Waiting:
         "_token",
         "_without_timer",
         "limit_ns",
+        "loop",
         "reason",
     )
 
     def __init__(
-        self, admission: MethodAdmission, token: int, limit_ns: int, reason: Reason
+        self,
+        admission: MethodAdmission,
+        token: int,
+        loop: Loop | None,
+        limit_ns: int,
+        reason: Reason,
     ) -> None:
         """Wait.
 
         Args:
             admission: That of the method.
             token: Of the circuit breaker.
+            loop: See `Loop`.
             limit_ns: How long it waits for the end of another attempt, at most.
             reason: Why it is not sent if it has waited for so long.
         """
         self._admission = admission
         self._token = token
+        self.loop = loop
         self.limit_ns = limit_ns
         self.reason = reason
         self._timeout: Timeout | None = None
@@ -208,7 +224,7 @@ class Waiting:
                 self.refuse(*_breaker_refusal(breaker, now_ns))
                 return False
             token = entered
-        if self.end(Admitted(now_ns, token)):
+        if self.end(Admitted(now_ns, token, self.loop)):
             return True
         if token != self._token:
             admission.release(token, now_ns)
@@ -235,6 +251,7 @@ class Waiting:
             self.refuse(self.reason)
         else:
             self._schedule(lambda _=None: self.refuse(self.reason), self.limit_ns, self.reason)
+            self._admission.admit_waiting()
 
     def check_timer(self) -> None:
         """Do what the timer should have done, if it was stopped or is late."""
@@ -277,12 +294,18 @@ class RateGate:
 
 
 class ConcurrencyGate:
-    """A concurrency limit, and the attempts that wait for it, oldest first."""
+    """A concurrency limit, and the attempts that wait for it, oldest first.
 
-    __slots__ = ("limit", "max_wait_ns", "waiting")
+    A call of `grpc.aio` that begins while its event loop ends never ends, because gRPC keeps it. So
+    if the limit is reached, the places of closed loops become free.
+    """
+
+    __slots__ = ("_loops", "limit", "max_wait_ns", "waiting")
 
     def __init__(self, policy: ConcurrencyPolicy) -> None:
         self.limit = Concurrency(policy)
+        self._loops: defaultdict[Loop, int] = defaultdict(int)
+        """How many attempts of a loop run. A finalizer may end one at each call of a function."""
         self.max_wait_ns = to_ns(policy.max_wait)
         self.waiting: OrderedDict[Waiting, None] = OrderedDict()
 
@@ -294,21 +317,50 @@ class ConcurrencyGate:
     def reset_after_fork(self) -> None:
         """Forget the attempts that run or wait."""
         self.limit.running = 0
+        self._loops.clear()
         self.waiting.clear()
 
-    def take(self) -> bool:
+    def take(self, loop: Loop | None) -> bool:
         """Whether an attempt may be sent now, and no other waits for that."""
-        return not self.waiting and self.limit.take()
+        if self.waiting or not self._take():
+            return False
+        self._note_loop(loop)
+        return True
 
     def next_waiting(self) -> list[Waiting]:
         """Return the attempts that need not wait any more."""
         ready = []
-        while self.waiting and self.limit.take():
+        while self.waiting and self._take():
             try:
-                ready.append(self.waiting.popitem(last=False)[0])
+                waiting = self.waiting.popitem(last=False)[0]
             except KeyError:  # a finalizer that has run meanwhile has taken it
                 self.limit.release(0, 0, "CANCELLED")
+                continue
+            self._note_loop(waiting.loop)
+            ready.append(waiting)
         return ready
+
+    def release(self, loop: Loop | None, now_ns: int, began_ns: int, code: str) -> None:
+        """Count an attempt that has ended, as `Concurrency.release` does."""
+        if loop is not None:
+            if loop not in self._loops:  # its place was freed before
+                return
+            self._loops[loop] -= 1
+            if not self._loops[loop]:
+                del self._loops[loop]
+        self.limit.release(now_ns, began_ns, code)
+
+    def _take(self) -> bool:
+        if self.limit.take():
+            return True
+        for loop in [each for each in self._loops if each.is_closed()]:
+            freed = self._loops.pop(loop, 0)
+            self.limit.running -= freed
+        return self.limit.take()
+
+    def _note_loop(self, loop: Loop | None) -> None:
+        if loop is not None:
+            self._loops[loop] += 1
 
 
 class MethodAdmission:
@@ -402,11 +454,14 @@ class MethodAdmission:
 
     # --- Attempts ---
 
-    def enter(self, timeout_s: float | None = None) -> Admitted | NotSent | Waiting:
+    def enter(
+        self, timeout_s: float | None = None, loop: Loop | None = None
+    ) -> Admitted | NotSent | Waiting:
         """Decide about an attempt that begins now.
 
         Args:
             timeout_s: The timeout of the attempt; None without one.
+            loop: See `Loop`.
         """
         now_ns, token = self.now_ns(), 0
         breaker = self.breaker
@@ -421,7 +476,7 @@ class MethodAdmission:
             self.watch_stream(admitted)
             return admitted
         with self.lock:
-            result = self._enter_limits(now_ns, token, timeout_s)
+            result = self._enter_limits(now_ns, token, timeout_s, loop)
         if isinstance(result, NotSent):
             self.release(token, now_ns)
             if result.reason is Reason.THROTTLE:
@@ -466,11 +521,11 @@ class MethodAdmission:
             if self._throttle is not None:
                 self._throttle.ended(self.now_ns(), "OK", admitted.began_ns)
         if self.breaker is not None:
-            began_ns, token = admitted
+            token, began_ns = admitted.token, admitted.began_ns
             self.breaker.stream_lives(token, began_ns, self.now_ns(), is_probe=is_probe)
 
     def _enter_limits(
-        self, now_ns: int, token: int, timeout_s: float | None
+        self, now_ns: int, token: int, timeout_s: float | None, loop: Loop | None
     ) -> Admitted | NotSent | tuple[Waiting, int]:
         """Ask throttle, rate and concurrency, under the lock.
 
@@ -487,9 +542,9 @@ class MethodAdmission:
             if taken is None:
                 return self._not_sent(Reason.RATE)
             delay_ns = taken
-        if delay_ns == 0 and (concurrency is None or concurrency.take()):
-            return Admitted(now_ns, token)
-        waiting = self._new_waiting(token, left_ns - delay_ns)
+        if delay_ns == 0 and (concurrency is None or concurrency.take(loop)):
+            return Admitted(now_ns, token, loop)
+        waiting = self._new_waiting(token, loop, left_ns - delay_ns)
         if delay_ns == 0 and concurrency is not None:
             if not waiting.limit_ns:
                 if rate is not None:
@@ -498,12 +553,12 @@ class MethodAdmission:
             concurrency.waiting[waiting] = None
         return waiting, delay_ns
 
-    def _new_waiting(self, token: int, left_ns: int) -> Waiting:
+    def _new_waiting(self, token: int, loop: Loop | None, left_ns: int) -> Waiting:
         """Make an attempt that waits; `left_ns` is the time until its deadline."""
         limit_ns = 0 if self._concurrency is None else self._concurrency.max_wait_ns
         if left_ns < limit_ns:
-            return Waiting(self, token, max(0, left_ns), Reason.DEADLINE)
-        return Waiting(self, token, limit_ns, Reason.CONCURRENCY)
+            return Waiting(self, token, loop, max(0, left_ns), Reason.DEADLINE)
+        return Waiting(self, token, loop, limit_ns, Reason.CONCURRENCY)
 
     def _not_sent(self, reason: Reason, pushback_ns: int | None = None) -> NotSent:
         self.refusals[reason] += 1
@@ -516,7 +571,7 @@ class MethodAdmission:
 
     def end(self, admitted: Admitted, code: str) -> None:
         """Note the end of an attempt, with the name of its status code."""
-        began_ns, token = admitted
+        began_ns, token, loop = admitted
         now_ns = self.now_ns()
         was_proven = was_probe = False
         if self._is_stream:
@@ -531,7 +586,7 @@ class MethodAdmission:
                 throttle.ended(now_ns, code, began_ns)
             if concurrency is None:
                 return
-            concurrency.limit.release(now_ns, began_ns, code)
+            concurrency.release(loop, now_ns, began_ns, code)
             ready = concurrency.next_waiting()
         self._admit(ready, now_ns)
 
@@ -548,11 +603,19 @@ class MethodAdmission:
         """Send attempts that have waited; a permit of one that has ended goes to the next."""
         concurrency = self._concurrency
         while ready and concurrency is not None:
-            if ready.pop(0).admit(now_ns):
+            waiting = ready.pop(0)
+            if waiting.admit(now_ns):
                 continue
             with self.lock:
-                concurrency.limit.release(now_ns, now_ns, "CANCELLED")
+                concurrency.release(waiting.loop, now_ns, now_ns, "CANCELLED")
                 ready += concurrency.next_waiting()
+
+    def admit_waiting(self) -> None:
+        """Send attempts that have waited, if there are places."""
+        if self._concurrency is not None:
+            with self.lock:
+                ready = self._concurrency.next_waiting()
+            self._admit(ready, self.now_ns())
 
     # --- For attempts that wait ---
 
@@ -563,7 +626,7 @@ class MethodAdmission:
             waiting.admit(now_ns)
             return
         with self.lock:
-            admitted = concurrency.take()
+            admitted = concurrency.take(waiting.loop)
             if not admitted and not waiting.has_ended:
                 concurrency.waiting[waiting] = None
         if admitted:

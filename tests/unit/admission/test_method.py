@@ -1,5 +1,6 @@
 """The admission of one method: which attempts wait, and what they give back."""
 
+import asyncio
 import threading
 from collections import Counter
 from datetime import timedelta
@@ -160,6 +161,20 @@ def test_attempts_wait_in_the_order_in_which_they_began(timer):
     for _ in range(2):
         admission.end(order[-1][1], "OK")
     assert [number for number, _ in order] == [0, 1, 2]
+
+
+def test_places_of_a_closed_loop_are_given_to_others_when_the_limit_is_reached(timer):
+    admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=2, max_wait=1.0))
+    loop = asyncio.new_event_loop()
+    ended, lost, not_taken = (admission.enter(loop=loop) for _ in range(3))
+    admission.end(ended, "OK")
+    waiting = admission.enter()
+    loop.close()
+    running = [each.take() for each in (admission.enter(), waiting)]
+    assert [type(each) for each in running] == [Admitted, Admitted]
+    admission.end(lost, "OK")
+    not_taken.cancel()
+    assert admission.status().running == 2
 
 
 def test_the_deadline_of_an_attempt_ends_its_wait(timer):
