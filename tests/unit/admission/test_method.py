@@ -539,6 +539,27 @@ def test_a_change_by_hand_that_is_reported_late_ends_no_timeout_of_a_later_state
     assert breaker.state is BreakerState.HALF_OPEN
 
 
+def test_a_timeout_that_is_made_late_ends_no_timeout_of_a_later_state(timer):
+    class Interrupting:
+        """The first timeout is made while another thread resets the breaker and opens it again."""
+
+        def new_timeout(self, *args):
+            breaker._timer = timer
+            timeout = timer.new_timeout(*args)
+            breaker.reset()
+            fail()
+            return timeout
+
+    def fail():
+        breaker.ended(breaker.enter(0), "UNAVAILABLE", 0, 0)
+
+    breaker = admission_of(timer, breaker=ONE_FAILURE).breaker
+    breaker._timer = Interrupting()
+    fail()
+    timer.advance(5.0)
+    assert breaker.state is BreakerState.HALF_OPEN
+
+
 @pytest.mark.parametrize("is_new", [False, True], ids=["known", "new"])
 def test_sinks_run_without_the_lock_of_all_breakers_if_no_thread_can_be_started(
     timer, monkeypatch, is_new
