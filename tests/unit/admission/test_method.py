@@ -30,7 +30,6 @@ from rpcwheel.events import (
     remove_sink,
 )
 from rpcwheel.limit import RatePolicy
-from rpcwheel.timer import ManualTimer
 
 LIMIT = 3
 
@@ -42,11 +41,6 @@ BREAKER = BreakerPolicy(
     open_duration=10.0,
     health_check=False,
 )
-
-
-@pytest.fixture
-def timer():
-    return ManualTimer()
 
 
 @pytest.fixture
