@@ -307,14 +307,20 @@ class RateGate:
                 self.bucket.give_back(now_ns)
         return ready
 
-    def forget(self, waiting: Waiting, now_ns: int) -> Timeout | None:
-        """Forget an attempt that is not sent. Returns the timeout if it is of no use any more."""
-        if self.waiting.pop(waiting, waiting) is waiting:
+    def forget(self, waiting: Waiting, now_ns: int) -> None:
+        """Let an attempt not wait any more, or give back its token, which was not used."""
+        if waiting not in self.waiting:
             self.bucket.give_back(now_ns)
-        if self.waiting:
-            return None
+            return
+        del self.waiting[waiting]
+        if not self.waiting:
+            self.cancel_timeout()
+
+    def cancel_timeout(self) -> None:
+        """Cancel the timeout, if there is one."""
         timeout, self.timeout = self.timeout, None
-        return timeout
+        if timeout is not None:
+            timeout.cancel()
 
 
 class ConcurrencyGate:
@@ -668,9 +674,7 @@ class MethodAdmission:
             return
         with self.lock:
             ready = rate.next_waiting(now_ns)
-            timeout, rate.timeout = rate.timeout, None
-        if timeout is not None:
-            timeout.cancel()  # if it is late
+            rate.cancel_timeout()  # if it is late
         for waiting in ready:
             waiting.has_token()
         self.wait_for_tokens()
@@ -702,11 +706,8 @@ class MethodAdmission:
         with self.lock:
             if concurrency is not None:
                 concurrency.waiting.pop(waiting, None)
-            timeout = None
             if self._rate is not None:
-                timeout = self._rate.forget(waiting, self.now_ns())
-        if timeout is not None:
-            timeout.cancel()
+                self._rate.forget(waiting, self.now_ns())
         self.release(token, self.now_ns())
 
     def schedule(self, task: Callable[[Timeout], object], delay_ns: int) -> Timeout | None:
