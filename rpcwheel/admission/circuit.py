@@ -202,7 +202,7 @@ class CircuitBreaker:
             return
         with self._lock:
             waits = self._breaker.state is BreakerState.OPEN
-            if waits:
+            if waits and self._breaker.generation == generation:  # else it was opened again
                 timeout, self._timeout = self._timeout, timeout
         if timeout is not None:
             timeout.cancel()

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
@@ -91,12 +91,20 @@ _STATUS: Final = {
 }
 
 
+class Loop(Protocol):
+    """The event loop of an attempt of `grpc.aio`; one of `grpc` has none."""
+
+    def is_closed(self) -> bool:
+        """Whether no attempt on it can end any more."""
+
+
 class Admitted(NamedTuple):
     """An attempt that is sent now. Its end must be passed to `MethodAdmission.end`."""
 
     began_ns: int
     token: int = 0
     """Of the circuit breaker."""
+    loop: Loop | None = None
 
 
 class NotSent(NamedTuple):
@@ -114,39 +122,39 @@ class Waiting:
         "__weakref__",
         "_admission",
         "_callback",
+        "_deadline_ns",
         "_due",
         "_due_ns",
+        "_reason",
         "_result",
         "_taken",
         "_timeout",
         "_token",
-        "_without_timer",
-        "limit_ns",
-        "reason",
+        "loop",
     )
 
     def __init__(
-        self, admission: MethodAdmission, token: int, limit_ns: int, reason: Reason
+        self, admission: MethodAdmission, token: int, loop: Loop | None, deadline_ns: int
     ) -> None:
         """Wait.
 
         Args:
             admission: That of the method.
             token: Of the circuit breaker.
-            limit_ns: How long it waits for the end of another attempt, at most.
-            reason: Why it is not sent if it has waited for so long.
+            loop: See `Loop`.
+            deadline_ns: The deadline of the attempt.
         """
         self._admission = admission
         self._token = token
-        self.limit_ns = limit_ns
-        self.reason = reason
+        self.loop = loop
+        self._deadline_ns = deadline_ns
         self._timeout: Timeout | None = None
         self._callback: Callable[[], object] | None = None
         self._result: Admitted | NotSent | None = None
         self._taken = False
         self._due: Callable[[], object] = bool
         self._due_ns = NEVER
-        self._without_timer = reason
+        self._reason = Reason.CONCURRENCY  # why it is not sent if it cannot wait
 
     @property
     def has_ended(self) -> bool:
@@ -168,7 +176,7 @@ class Waiting:
         """Return the result, once `then` has reported it. The caller makes the attempt."""
         with self._admission.lock:
             self._taken = True
-            result = NotSent(self.reason) if self._result is None else self._result
+            result = NotSent(self._reason) if self._result is None else self._result
         if isinstance(result, Admitted):
             self._admission.watch_stream(result)
         return result
@@ -178,7 +186,7 @@ class Waiting:
         with self._admission.lock:
             if self._taken:
                 return
-            result, self._result = self._result, NotSent(self.reason)
+            result, self._result = self._result, NotSent(self._reason)
             self._callback = None
         if result is None:
             self._admission.forget(self, self._token)
@@ -208,7 +216,7 @@ class Waiting:
                 self.refuse(*_breaker_refusal(breaker, now_ns))
                 return False
             token = entered
-        if self.end(Admitted(now_ns, token)):
+        if self.end(Admitted(now_ns, token, self.loop)):
             return True
         if token != self._token:
             admission.release(token, now_ns)
@@ -225,16 +233,22 @@ class Waiting:
         if self.end(NotSent(Reason.CLOSED)):
             self._admission.forget(self, self._token)
 
-    def wait_for_token(self, delay_ns: int) -> None:
-        """Wait until a token of the rate limit may be used."""
-        self._schedule(lambda _=None: self._admission.token_came(self), delay_ns, Reason.RATE)
+    def wait_for_token(self, due_ns: int) -> None:
+        """Wait until it has a token of the rate limit, probably at this time."""
+        self._due, self._due_ns, self._reason = self._admission.tokens_came, due_ns, Reason.RATE
+
+    def has_token(self) -> None:
+        """Go on with a token of the rate limit."""
+        self._admission.token_came(self)
 
     def wait_for_permit(self) -> None:
         """Wait until another attempt has ended."""
-        if self.limit_ns == 0:
-            self.refuse(self.reason)
+        wait_ns, reason = self._admission.permit_wait(self._admission.now_ns(), self._deadline_ns)
+        if wait_ns == 0:
+            self.refuse(reason)
         else:
-            self._schedule(lambda _=None: self.refuse(self.reason), self.limit_ns, self.reason)
+            self._schedule(lambda _=None: self.refuse(reason), wait_ns, reason)
+            self._admission.admit_waiting()
 
     def check_timer(self) -> None:
         """Do what the timer should have done, if it was stopped or is late."""
@@ -242,14 +256,14 @@ class Waiting:
         if self.has_ended:
             return
         if admission.timer_stopped:
-            self.refuse(self._without_timer)
+            self.refuse(self._reason)
         elif admission.now_ns() >= self._due_ns + TIMER_GRACE_NS:
             self._due()
 
     def _schedule(self, task: Callable[..., object], delay_ns: int, reason: Reason) -> None:
         """Run a task after a delay; refuse the attempt if there is no timer."""
         self._due, self._due_ns = task, self._admission.now_ns() + delay_ns
-        self._without_timer = reason
+        self._reason = reason
         timeout = self._admission.schedule(task, delay_ns)
         if timeout is None:
             self.refuse(reason)
@@ -267,22 +281,61 @@ class Waiting:
 
 
 class RateGate:
-    """A rate limit, and how long attempts wait for it."""
+    """A rate limit, and the attempts that wait for its tokens, oldest first."""
 
-    __slots__ = ("bucket", "max_wait_ns")
+    __slots__ = ("bucket", "max_wait_ns", "timeout", "waiting")
 
     def __init__(self, policy: RatePolicy) -> None:
         self.bucket = TokenBucket(policy.rate, policy.burst)
         self.max_wait_ns = to_ns(policy.max_wait)
+        self.waiting: OrderedDict[Waiting, None] = OrderedDict()
+        self.timeout: Timeout | None = None
+        """Of the next token, if an attempt waits."""
+
+    def reset_after_fork(self) -> None:
+        """Forget the attempts that wait."""
+        self.waiting.clear()
+        self.timeout = None
+
+    def next_waiting(self, now_ns: int) -> list[Waiting]:
+        """Return the attempts that have a token now."""
+        ready = []
+        while self.waiting and self.bucket.take(now_ns, has_waited=True):
+            try:
+                ready.append(self.waiting.popitem(last=False)[0])
+            except KeyError:  # a finalizer that has run meanwhile has taken it
+                self.bucket.give_back(now_ns)
+        return ready
+
+    def forget(self, waiting: Waiting, now_ns: int) -> None:
+        """Let an attempt not wait any more, or give back its token, which was not used."""
+        if waiting not in self.waiting:
+            self.bucket.give_back(now_ns)
+            return
+        del self.waiting[waiting]
+        if not self.waiting:
+            self.cancel_timeout()
+
+    def cancel_timeout(self) -> None:
+        """Cancel the timeout, if there is one."""
+        timeout, self.timeout = self.timeout, None
+        if timeout is not None:
+            timeout.cancel()
 
 
 class ConcurrencyGate:
-    """A concurrency limit, and the attempts that wait for it, oldest first."""
+    """A concurrency limit, and the attempts that wait for it, oldest first.
 
-    __slots__ = ("limit", "max_wait_ns", "waiting")
+    A call of `grpc.aio` that begins while its event loop ends never ends, because gRPC keeps it. So
+    if the limit is reached, the places of closed loops become free.
+    """
+
+    __slots__ = ("_loops", "limit", "max_wait_ns", "waiting")
 
     def __init__(self, policy: ConcurrencyPolicy) -> None:
         self.limit = Concurrency(policy)
+        self._loops: defaultdict[Loop, int] = defaultdict(int)
+        """How many attempts of a loop run. A finalizer may end one at each call of a function."""
         self.max_wait_ns = to_ns(policy.max_wait)
         self.waiting: OrderedDict[Waiting, None] = OrderedDict()
 
@@ -294,21 +347,50 @@ class ConcurrencyGate:
     def reset_after_fork(self) -> None:
         """Forget the attempts that run or wait."""
         self.limit.running = 0
+        self._loops.clear()
         self.waiting.clear()
 
-    def take(self) -> bool:
+    def take(self, loop: Loop | None) -> bool:
         """Whether an attempt may be sent now, and no other waits for that."""
-        return not self.waiting and self.limit.take()
+        if self.waiting or not self._take():
+            return False
+        self._note_loop(loop)
+        return True
 
     def next_waiting(self) -> list[Waiting]:
         """Return the attempts that need not wait any more."""
         ready = []
-        while self.waiting and self.limit.take():
+        while self.waiting and self._take():
             try:
-                ready.append(self.waiting.popitem(last=False)[0])
+                waiting = self.waiting.popitem(last=False)[0]
             except KeyError:  # a finalizer that has run meanwhile has taken it
                 self.limit.release(0, 0, "CANCELLED")
+                continue
+            self._note_loop(waiting.loop)
+            ready.append(waiting)
         return ready
+
+    def release(self, loop: Loop | None, now_ns: int, began_ns: int, code: str) -> None:
+        """Count an attempt that has ended, as `Concurrency.release` does."""
+        if loop is not None:
+            if loop not in self._loops:  # its place was freed before
+                return
+            self._loops[loop] -= 1
+            if not self._loops[loop]:
+                del self._loops[loop]
+        self.limit.release(now_ns, began_ns, code)
+
+    def _take(self) -> bool:
+        if self.limit.take():
+            return True
+        for loop in [each for each in self._loops if each.is_closed()]:
+            freed = self._loops.pop(loop, 0)
+            self.limit.running -= freed
+        return self.limit.take()
+
+    def _note_loop(self, loop: Loop | None) -> None:
+        if loop is not None:
+            self._loops[loop] += 1
 
 
 class MethodAdmission:
@@ -397,16 +479,20 @@ class MethodAdmission:
         self.refusals.clear()
         self._watched, self._proven = {}, {}
         self._throttled_since_ns = None  # the timeout that looks for the end is gone
-        if self._concurrency is not None:
-            self._concurrency.reset_after_fork()
+        for gate in (self._rate, self._concurrency):
+            if gate is not None:
+                gate.reset_after_fork()
 
     # --- Attempts ---
 
-    def enter(self, timeout_s: float | None = None) -> Admitted | NotSent | Waiting:
+    def enter(
+        self, timeout_s: float | None = None, loop: Loop | None = None
+    ) -> Admitted | NotSent | Waiting:
         """Decide about an attempt that begins now.
 
         Args:
             timeout_s: The timeout of the attempt; None without one.
+            loop: See `Loop`.
         """
         now_ns, token = self.now_ns(), 0
         breaker = self.breaker
@@ -421,15 +507,15 @@ class MethodAdmission:
             self.watch_stream(admitted)
             return admitted
         with self.lock:
-            result = self._enter_limits(now_ns, token, timeout_s)
+            result = self._enter_limits(now_ns, token, timeout_s, loop)
         if isinstance(result, NotSent):
             self.release(token, now_ns)
             if result.reason is Reason.THROTTLE:
                 self._report_throttled(now_ns)
         elif not isinstance(result, Admitted):
-            waiting, delay_ns = result
-            if delay_ns:
-                waiting.wait_for_token(delay_ns)
+            waiting, needs_token = result
+            if needs_token:
+                self.wait_for_tokens()
             else:
                 waiting.wait_for_permit()
             return waiting
@@ -466,44 +552,40 @@ class MethodAdmission:
             if self._throttle is not None:
                 self._throttle.ended(self.now_ns(), "OK", admitted.began_ns)
         if self.breaker is not None:
-            began_ns, token = admitted
+            token, began_ns = admitted.token, admitted.began_ns
             self.breaker.stream_lives(token, began_ns, self.now_ns(), is_probe=is_probe)
 
     def _enter_limits(
-        self, now_ns: int, token: int, timeout_s: float | None
-    ) -> Admitted | NotSent | tuple[Waiting, int]:
+        self, now_ns: int, token: int, timeout_s: float | None, loop: Loop | None
+    ) -> Admitted | NotSent | tuple[Waiting, bool]:
         """Ask throttle, rate and concurrency, under the lock.
 
         Returns:
-            The result, or an attempt that waits, with the time until it has a token of the rate.
+            The result, or an attempt that waits, and whether it does so for a token of the rate.
         """
         throttle, rate, concurrency = self._throttle, self._rate, self._concurrency
         if throttle is not None and throttle.refuses(now_ns):
             return self._not_sent(Reason.THROTTLE, throttle.window_ns)
         left_ns = NEVER if timeout_s is None else max(0, math.ceil(timeout_s * 1e9))
-        delay_ns = 0
         if rate is not None:
-            taken = rate.bucket.take(now_ns, min(rate.max_wait_ns, left_ns))
-            if taken is None:
+            delay_ns = rate.bucket.wait_ns(now_ns, len(rate.waiting))
+            if delay_ns > min(rate.max_wait_ns, left_ns):
                 return self._not_sent(Reason.RATE)
-            delay_ns = taken
-        if delay_ns == 0 and (concurrency is None or concurrency.take()):
-            return Admitted(now_ns, token)
-        waiting = self._new_waiting(token, left_ns - delay_ns)
-        if delay_ns == 0 and concurrency is not None:
-            if not waiting.limit_ns:
-                if rate is not None:
-                    rate.bucket.give_back()
-                return self._not_sent(waiting.reason)
-            concurrency.waiting[waiting] = None
-        return waiting, delay_ns
-
-    def _new_waiting(self, token: int, left_ns: int) -> Waiting:
-        """Make an attempt that waits; `left_ns` is the time until its deadline."""
-        limit_ns = 0 if self._concurrency is None else self._concurrency.max_wait_ns
-        if left_ns < limit_ns:
-            return Waiting(self, token, max(0, left_ns), Reason.DEADLINE)
-        return Waiting(self, token, limit_ns, Reason.CONCURRENCY)
+            if rate.waiting or not rate.bucket.take(now_ns):
+                waiting = Waiting(self, token, loop, now_ns + left_ns)
+                waiting.wait_for_token(now_ns + delay_ns)
+                rate.waiting[waiting] = None
+                return waiting, True
+        if concurrency is None or concurrency.take(loop):
+            return Admitted(now_ns, token, loop)
+        wait_ns, reason = self.permit_wait(now_ns, now_ns + left_ns)
+        if not wait_ns:
+            if rate is not None:
+                rate.bucket.give_back(now_ns)
+            return self._not_sent(reason)
+        waiting = Waiting(self, token, loop, now_ns + left_ns)
+        concurrency.waiting[waiting] = None
+        return waiting, False
 
     def _not_sent(self, reason: Reason, pushback_ns: int | None = None) -> NotSent:
         self.refusals[reason] += 1
@@ -516,7 +598,7 @@ class MethodAdmission:
 
     def end(self, admitted: Admitted, code: str) -> None:
         """Note the end of an attempt, with the name of its status code."""
-        began_ns, token = admitted
+        began_ns, token, loop = admitted
         now_ns = self.now_ns()
         was_proven = was_probe = False
         if self._is_stream:
@@ -531,7 +613,7 @@ class MethodAdmission:
                 throttle.ended(now_ns, code, began_ns)
             if concurrency is None:
                 return
-            concurrency.limit.release(now_ns, began_ns, code)
+            concurrency.release(loop, now_ns, began_ns, code)
             ready = concurrency.next_waiting()
         self._admit(ready, now_ns)
 
@@ -548,13 +630,54 @@ class MethodAdmission:
         """Send attempts that have waited; a permit of one that has ended goes to the next."""
         concurrency = self._concurrency
         while ready and concurrency is not None:
-            if ready.pop(0).admit(now_ns):
+            waiting = ready.pop(0)
+            if waiting.admit(now_ns):
                 continue
             with self.lock:
-                concurrency.limit.release(now_ns, now_ns, "CANCELLED")
+                concurrency.release(waiting.loop, now_ns, now_ns, "CANCELLED")
                 ready += concurrency.next_waiting()
 
+    def admit_waiting(self) -> None:
+        """Send attempts that have waited, if there are places."""
+        if self._concurrency is not None:
+            with self.lock:
+                ready = self._concurrency.next_waiting()
+            self._admit(ready, self.now_ns())
+
     # --- For attempts that wait ---
+
+    def permit_wait(self, now_ns: int, deadline_ns: int) -> tuple[int, Reason]:
+        """Return how long an attempt may wait for another to end, and why it is refused then."""
+        most_ns = 0 if self._concurrency is None else self._concurrency.max_wait_ns
+        left_ns = max(0, deadline_ns - now_ns)
+        return (left_ns, Reason.DEADLINE) if left_ns < most_ns else (most_ns, Reason.CONCURRENCY)
+
+    def wait_for_tokens(self) -> None:
+        """Run `tokens_came` when there is a token for the first attempt that waits for one."""
+        rate = self._rate
+        if rate is None:
+            return
+        refused: list[Waiting] = []
+        with self.lock:
+            if rate.waiting and rate.timeout is None:
+                delay_ns = rate.bucket.wait_ns(self.now_ns())
+                rate.timeout = self.schedule(self.tokens_came, delay_ns)
+                if rate.timeout is None:
+                    refused += rate.waiting
+        for waiting in refused:
+            waiting.refuse(Reason.RATE)
+
+    def tokens_came(self, _: Timeout | None = None) -> None:
+        """Go on with the attempts for which there are tokens of the rate limit now."""
+        rate, now_ns = self._rate, self.now_ns()
+        if rate is None:
+            return
+        with self.lock:
+            ready = rate.next_waiting(now_ns)
+            rate.cancel_timeout()  # if it is late
+        for waiting in ready:
+            waiting.has_token()
+        self.wait_for_tokens()
 
     def token_came(self, waiting: Waiting) -> None:
         """Go on with an attempt that has a token of the rate limit now."""
@@ -563,7 +686,7 @@ class MethodAdmission:
             waiting.admit(now_ns)
             return
         with self.lock:
-            admitted = concurrency.take()
+            admitted = concurrency.take(waiting.loop)
             if not admitted and not waiting.has_ended:
                 concurrency.waiting[waiting] = None
         if admitted:
@@ -584,7 +707,7 @@ class MethodAdmission:
             if concurrency is not None:
                 concurrency.waiting.pop(waiting, None)
             if self._rate is not None:
-                self._rate.bucket.give_back()
+                self._rate.forget(waiting, self.now_ns())
         self.release(token, self.now_ns())
 
     def schedule(self, task: Callable[[Timeout], object], delay_ns: int) -> Timeout | None:

@@ -57,7 +57,7 @@ def begin_admitted(
     """
     if calls.state.loop is None:
         calls.state.loop = asyncio.get_running_loop()
-    entered = admission.enter(timeout)
+    entered = admission.enter(timeout, asyncio.get_running_loop())
     if isinstance(entered, NotSent):
         return _not_sent(calls.kind, entered)
     if not isinstance(entered, Waiting):
@@ -100,7 +100,7 @@ async def begin_admitted_awaited(
     request: Any,
 ) -> Any:
     """Return the call `await start(details, request)`, or one that has failed; may wait first."""
-    entered = admission.enter(details.timeout)
+    entered = admission.enter(details.timeout, asyncio.get_running_loop())
     if isinstance(entered, Waiting):
         began_s = asyncio.get_running_loop().time()
         entered = await wait_on_loop(entered)

@@ -1,5 +1,6 @@
 """The admission of one method: which attempts wait, and what they give back."""
 
+import asyncio
 import threading
 from collections import Counter
 from datetime import timedelta
@@ -29,7 +30,6 @@ from rpcwheel.events import (
     remove_sink,
 )
 from rpcwheel.limit import RatePolicy
-from rpcwheel.timer import ManualTimer
 
 LIMIT = 3
 
@@ -41,11 +41,6 @@ BREAKER = BreakerPolicy(
     open_duration=10.0,
     health_check=False,
 )
-
-
-@pytest.fixture
-def timer():
-    return ManualTimer()
 
 
 @pytest.fixture
@@ -162,6 +157,20 @@ def test_attempts_wait_in_the_order_in_which_they_began(timer):
     assert [number for number, _ in order] == [0, 1, 2]
 
 
+def test_places_of_a_closed_loop_are_given_to_others_when_the_limit_is_reached(timer):
+    admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=2, max_wait=1.0))
+    loop = asyncio.new_event_loop()
+    ended, lost, not_taken = (admission.enter(loop=loop) for _ in range(3))
+    admission.end(ended, "OK")
+    waiting = admission.enter()
+    loop.close()
+    running = [each.take() for each in (admission.enter(), waiting)]
+    assert [type(each) for each in running] == [Admitted, Admitted]
+    admission.end(lost, "OK")
+    not_taken.cancel()
+    assert admission.status().running == 2
+
+
 def test_the_deadline_of_an_attempt_ends_its_wait(timer):
     admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=1, max_wait=10.0))
     admission.enter()
@@ -178,13 +187,40 @@ def test_a_token_is_not_reserved_past_the_deadline(timer):
     assert isinstance(admission.enter(1.5), Waiting)
 
 
-def test_without_a_timer_no_attempt_waits(timer):
-    admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=1, max_wait=10.0))
+def test_the_token_of_an_attempt_that_is_canceled_goes_to_the_next_one(timer):
+    admission = admission_of(timer, rate=RatePolicy(rate=1.0, burst=1, max_wait=5.0))
+    admission.enter()
+    began, waiting = [], []
+
+    def wait(name):
+        waiting.append(attempt := admission.enter())
+        attempt.then(lambda: began.append((timer.now, name)))
+
+    for name in ("canceled", "second", "canceled too", "third"):
+        wait(name)
+    waiting[0].cancel()
+    waiting[2].cancel()
+    wait("fourth")
+    timer.advance(5.0)
+    assert began == [(1.0, "second"), (2.0, "third"), (3.0, "fourth")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"concurrency": ConcurrencyPolicy(max_calls=1, max_wait=10.0)}, Reason.CONCURRENCY),
+        ({"rate": RatePolicy(rate=1.0, max_wait=10.0)}, Reason.RATE),
+    ],
+    ids=["concurrency", "rate"],
+)
+def test_without_a_timer_no_attempt_waits(timer, settings, reason):
+    admission = admission_of(timer, **settings)
     admission.enter()
     timer.stop()
-    assert admission.enter().take() == NotSent(Reason.CONCURRENCY)
+    for _ in range(2):
+        assert admission.enter().take() == NotSent(reason)
     status = admission.status()
-    assert (status.running, status.waiting) == (1, 0)
+    assert (status.running, status.waiting) in ((1, 0), (None, None))
 
 
 def test_methods_share_the_state_of_a_policy_per_target(timer):
@@ -524,6 +560,27 @@ def test_a_change_by_hand_that_is_reported_late_ends_no_timeout_of_a_later_state
     assert breaker.state is BreakerState.HALF_OPEN
 
 
+def test_a_timeout_that_is_made_late_ends_no_timeout_of_a_later_state(timer):
+    class Interrupting:
+        """The first timeout is made while another thread resets the breaker and opens it again."""
+
+        def new_timeout(self, *args):
+            breaker._timer = timer
+            timeout = timer.new_timeout(*args)
+            breaker.reset()
+            fail()
+            return timeout
+
+    def fail():
+        breaker.ended(breaker.enter(0), "UNAVAILABLE", 0, 0)
+
+    breaker = admission_of(timer, breaker=ONE_FAILURE).breaker
+    breaker._timer = Interrupting()
+    fail()
+    timer.advance(5.0)
+    assert breaker.state is BreakerState.HALF_OPEN
+
+
 @pytest.mark.parametrize("is_new", [False, True], ids=["known", "new"])
 def test_sinks_run_without_the_lock_of_all_breakers_if_no_thread_can_be_started(
     timer, monkeypatch, is_new
@@ -641,6 +698,22 @@ def test_a_forked_child_has_none_of_the_attempts_that_its_parent_runs_or_lets_wa
     assert holds_in_child(has_its_own)
     admission.end(running, "OK")
     assert isinstance(waiting.take(), Admitted)
+
+
+def test_a_forked_child_lets_no_attempt_wait_behind_those_of_its_parent(target, timer):
+    rate = RatePolicy(rate=1.0, burst=1, max_wait=9.0)
+    admission = target.method("/shop.Orders/Get", AdmissionSettings(rate=rate))
+    running, waiting = admission.enter(), admission.enter()
+    assert isinstance(running, Admitted)
+
+    def sends_and_waits():
+        timer.advance(1.0)
+        sent, later = admission.enter(), admission.enter()
+        timer.advance(1.0)
+        return isinstance(sent, Admitted) and isinstance(later.take(), Admitted)
+
+    assert holds_in_child(sends_and_waits)
+    waiting.cancel()
 
 
 def test_a_forked_child_sends_trials_of_its_own(target, timer):

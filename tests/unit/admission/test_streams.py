@@ -9,12 +9,6 @@ from rpcwheel.admission.breaker import BreakerState
 from rpcwheel.admission.circuit import CircuitBreaker
 from rpcwheel.admission.method import Admitted, MethodAdmission
 from rpcwheel.admission.throttle import Throttle
-from rpcwheel.timer import ManualTimer
-
-
-@pytest.fixture
-def timer():
-    return ManualTimer()
 
 
 def make(timer, *, breaker=None, throttle=None):

@@ -92,15 +92,6 @@ def test_equally_critical_calls_run_in_the_order_of_their_arrival():
     assert server.order(first) == ["a", "b", "c"]
 
 
-def test_the_most_critical_calls_run_first():
-    server = Server(max_concurrent=1, max_wait=9.0)
-    first = server.running("first")
-    for name, level in reversed([*zip("abcd", Criticality, strict=True)]):
-        server.waiting(name, level=level)
-    server.waiting("e", level=CRITICAL_PLUS)
-    assert server.order(first) == ["a", "e", "b", "c", "d"]
-
-
 def test_the_newest_of_the_least_critical_calls_run_first_once_a_call_has_waited_for_too_long():
     server = Server(max_concurrent=1, max_wait=1.0)
     first = server.running("first")
@@ -134,17 +125,6 @@ def test_the_wait_begins_anew_when_no_call_has_waited_for_a_moment():
     server.waiting("a", "b", "c")
     server.now_ms += 900
     assert server.order(second) == ["a", "b", "c"]
-
-
-def test_calls_are_taken_past_those_that_wait_for_their_own_method():
-    server = Server(max_concurrent=2, max_wait=9.0)
-    rare = LimitedMethod(is_stream=False, maximum=1)
-    server.running("first", rare)
-    second = server.running("second")
-    server.waiting("rare 1", "rare 2", method=rare)
-    server.waiting("other")
-    assert server.end(second) == ["other"]
-    assert server.limiter.waiting == 2
 
 
 def full_of_polls(**policy):
@@ -236,26 +216,7 @@ def test_no_call_runs_in_addition_to_a_fixed_limit():
     server.waiting("get")
 
 
-def test_methods_have_limits_without_one_of_the_server():
-    server = Server()
-    rare = LimitedMethod(is_stream=False, maximum=1)
-    server.running("first", rare)
-    server.waiting("second", method=rare)
-    assert server.limiter.limit == math.inf
-
-
 # Streams
-
-
-def test_streams_have_a_limit_of_their_own_and_do_not_wait_for_it():
-    server = Server(max_concurrent=1, max_streams=2, max_wait=9.0)
-    stream = server.running("1", server.watch)
-    server.running("2", server.watch)
-    assert not server.arrive("3", server.watch)[1]
-    assert server.refused == [("3", RefusalReason.STREAMS)]
-    server.running("call")
-    server.end(stream)
-    server.running("4", server.watch)
 
 
 def test_a_stream_waits_for_a_thread_although_the_limit_is_reached():

@@ -1,11 +1,13 @@
-"""`ManualTimer`: order of tasks, exact times."""
+"""`ManualTimer`: order of tasks, exact times, its clock."""
 
 import threading
+import time
 from datetime import timedelta
 
 import pytest
 
-from rpcwheel.timer import HashedWheel, ManualTimer, SparseWheel
+from rpcwheel.timer import HashedWheel, ManualTimer, SparseWheel, WheelTimer
+from rpcwheel.timer.manual import clock_of
 
 
 @pytest.fixture
@@ -75,3 +77,15 @@ def test_a_task_cannot_advance_or_stop_its_manual_timer(timer):
     assert timer.now == 1
     timer.stop()
     assert timer.advance(10) == 0
+
+
+def test_the_clock_of_a_manual_timer_is_exact_to_the_nanosecond(timer):
+    now = clock_of(timer)
+    timer.advance(0.1)
+    assert now() == 100_000_000
+
+
+def test_the_clock_of_other_timers_and_of_none_is_monotonic_ns():
+    with WheelTimer() as timer:
+        assert clock_of(timer) is time.monotonic_ns
+    assert clock_of(None) is time.monotonic_ns
