@@ -255,7 +255,7 @@ class Registry(RegistryBase, AsyncClosing):
 
         Raises:
             RegistryClosed: After `close()`.
-            RuntimeError: No loop runs here.
+            RuntimeError: No loop runs here; or the system can't start the timer's thread.
             TypeError, ConfigurationError: The name is not valid; the listener can't be called.
         """
         self._check_service(service, listener)

@@ -337,6 +337,7 @@ class Registry(RegistryBase, Closing):
         Raises:
             NotPublished: Not within `wait`; its cause is the last error. Attempts go on.
             RegistryClosed: After `close()`.
+            RuntimeError: The system can't start the timer's thread; nothing is published.
             TypeError: It is no `ServiceInstance`.
         """
         record, wait_s = self._set_desired(instance, wait)
@@ -378,6 +379,7 @@ class Registry(RegistryBase, Closing):
 
         Raises:
             RegistryClosed: After `close()`.
+            RuntimeError: The system can't start the timer's thread.
             TypeError, ConfigurationError: The name is not valid; the listener can't be called, or
                 is a coroutine function.
         """

@@ -212,6 +212,7 @@ class RegistrySession:
             flush_now: Shorten the pause after a failure, because a caller waits.
         """
         self.check_writable()
+        self._timer.start()
         with self._changing(flush_now=flush_now) as now_ns:
             self.check_open()
             return self._reconciler.set_desired(instance, now_ns)
@@ -233,6 +234,7 @@ class RegistrySession:
     ) -> RegistrationRecord:
         """Withdraw an instance; `flush_now` as in `set_desired`."""
         self.check_writable()
+        self._timer.start()
         with self._changing(flush_now=flush_now) as now_ns:
             if isinstance(target, RegistrationRecord) and not target.wanted:
                 return target

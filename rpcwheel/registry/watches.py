@@ -396,7 +396,9 @@ class WatchManager:
 
         Raises:
             RegistryClosed: After `close`.
+            RuntimeError: The system can't start the timer's thread.
         """
+        self._timer.start()
         with self._lock:
             if self._closed:
                 raise RegistryClosed(f"{self._registry} was closed")

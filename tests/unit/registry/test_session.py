@@ -1,8 +1,11 @@
 """A session as only races and bugs of rpcwheel show it; the rest is in tests/contract."""
 
+import threading
+
 import pytest
 
 from fixtures.flaky_backends import POLICY, instance
+from fixtures.timers import cannot_start
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.executor import KeyedExecutor
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
@@ -10,6 +13,7 @@ from rpcwheel.events import TaskFailed
 from rpcwheel.registry.reconciler import Reconciler, RegistrationState
 from rpcwheel.registry.session import RegistrySession
 from rpcwheel.testing import FlakyBackend
+from rpcwheel.timer import WheelTimer
 
 
 def test_the_worker_runs_again_after_a_bug(backend, timer, events, monkeypatch):
@@ -23,6 +27,24 @@ def test_the_worker_runs_again_after_a_bug(backend, timer, events, monkeypatch):
     )
     assert session.close().result(WAIT_S)
     assert timer.pending == 0
+
+
+def test_nothing_begins_while_the_timer_gets_no_thread(backend, monkeypatch):
+    """Without it no lease would be renewed, and no watch be tried again."""
+    with WheelTimer() as timer:
+        session = RegistrySession(backend, POLICY, timer=timer)
+        begins = [
+            lambda: session.set_desired(instance(), flush_now=False),
+            lambda: session.remove(instance(), flush_now=False),
+            lambda: session.watches.acquire("shop.Orders", "user"),
+        ]
+        monkeypatch.setattr(threading.Thread, "start", cannot_start)
+        for begin in begins:
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                begin()
+        monkeypatch.undo()
+        assert (session.records(), session.watches.watches()) == ((), [])
+        assert session.close().result(WAIT_S)
 
 
 class RecordingFiles:
