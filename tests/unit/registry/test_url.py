@@ -1,7 +1,7 @@
 """How a registry's URL is read. `refusals/registry.txt` has those that are refused."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rpcwheel.errors import ConfigurationError
@@ -132,6 +132,8 @@ def test_seconds_are_a_number_above_zero():
 
 
 @given(st.text(max_size=40))
+@example("a%40b@h")
+@example("/a%3Fb%2541.db")
 def test_any_text_is_a_url_or_refused(text):
     for url in (text, f"etcd://{text}", f"sqlite://{text}"):
         try:
