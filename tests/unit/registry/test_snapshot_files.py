@@ -12,7 +12,6 @@ import pytest
 
 from fixtures.cache_worlds import REGISTRY, SERVICE, instance, instances
 from fixtures.forks import holds_in_child
-from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.events.events import RecordSkipped, SnapshotFailed
 from rpcwheel.registry import snapshot_files as module
@@ -375,18 +374,6 @@ def test_load_returns_a_later_entry_of_another_process(make, write, path, timer)
     assert wait_until(path.exists)
     write("b")
     assert first.load(SERVICE).instances == instances("b")
-
-
-def test_concurrent_writers_lose_no_entry(make, directory):
-    def work(number):
-        snapshots = make()
-        for turn in range(10):
-            snapshots.keep(f"shop.S{number}", instances("abcdef"[turn % 6]))
-            snapshots.load(f"shop.S{number - 1}")
-        snapshots.close()
-
-    run_threads(*(lambda number=number: work(number) for number in range(6)))
-    assert services(directory) == {f"shop.S{number}" for number in range(6)}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
