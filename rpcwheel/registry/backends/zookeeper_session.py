@@ -265,11 +265,7 @@ def registry_error(url: RegistryUrl, error: KazooException) -> RegistryError:
 
 
 def check_url(url: RegistryUrl, *own: str) -> None:
-    """Check the parts that only ZooKeeper restricts.
-
-    Args:
-        url: Of the registry.
-        *own: Options that are allowed, beside those of TLS.
+    """Check the parts that only ZooKeeper restricts. Options are those of TLS, and `own`.
 
     Raises:
         ConfigurationError: One of them is wrong or missing.
