@@ -6,11 +6,7 @@ from rpcwheel.errors import ConfigurationError
 
 
 def expanded(path: str, url: object) -> Path:
-    """Return a path with `~` replaced.
-
-    Args:
-        path: The path, which may begin with `~` or `~user`.
-        url: The URL that has it, for the message.
+    """Return a path with `~` or `~user` replaced. `url` has it, for the message.
 
     Raises:
         ConfigurationError: The user has no home directory, or is not known.

@@ -362,12 +362,8 @@ class Reconciler:
     ) -> list[Event]:
         """Take the result of the request under way. Returns the events to emit.
 
-        Args:
-            request: That `next_request` returned.
-            now_ns: When it ended.
-            error: Why it failed; None: it did not.
-            delay_ns: What `delay_ns()` returned for that.
-            lost: The result of a renewal.
+        `error`: why it failed, and `delay_ns` what `delay_ns()` returned for that; or `lost`: the
+        result of a renewal.
         """
         self._under_way = None
         if error is not None:

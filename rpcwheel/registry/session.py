@@ -207,9 +207,7 @@ class RegistrySession:
     def set_desired(self, instance: ServiceInstance, *, flush_now: bool) -> RegistrationRecord:
         """Publish an instance, or change it.
 
-        Args:
-            instance: The instance.
-            flush_now: Shorten the pause after a failure, because a caller waits.
+        `flush_now`: shorten the pause after a failure, because a caller waits.
         """
         self.check_writable()
         self._timer.start()
@@ -244,11 +242,8 @@ class RegistrySession:
     def when(self, record: RegistrationRecord, state: RegistrationState) -> Future[bool]:
         """Return a future: True when `record` is in `state`, False if that can't happen any more.
 
-        A caller that stops waiting cancels the future. Callbacks run on a worker, or at once.
-
-        Args:
-            record: The registration.
-            state: PUBLISHED or GONE.
+        The state is PUBLISHED or GONE. A caller that stops waiting cancels the future. Callbacks
+        run on a worker, or at once.
         """
         future: Future[bool] = Future()
         with self._changing():
