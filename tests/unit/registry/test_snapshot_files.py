@@ -501,10 +501,12 @@ def test_the_policy_names_the_directory_or_turns_it_off_and_by_default_it_is_in_
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", "here")  # it is ignored, because it is relative
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     memory, named = RegistryUrl("memory"), tmp_path / "x"
     for of, snapshot, expected in (
         (url(), False, None),
         (url(), "~/x", named),
+        (url(), "x", named),
         (memory, True, None),
         (memory, str(named), named),
     ):
