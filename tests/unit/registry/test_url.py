@@ -54,16 +54,16 @@ def test_neither_the_text_nor_the_repr_shows_a_password():
     assert str(parse_url("redis://u@a")) == "redis://u@a"
 
 
-def test_two_databases_of_one_host_have_two_names():
-    assert str(parse_url("redis://h:1?db=2")) == "redis://h:1?db=2"
-    assert str(parse_url("redis://h:1/s?namespace=eu&db=2")) == "redis://h:1?namespace=eu&db=2"
-    assert str(parse_url("redis://h:1?db=0")) == str(parse_url("redis://h:1"))
-    assert str(parse_url("redis://h:1?db=%26a")) == "redis://h:1"
-
-
-def test_two_roots_of_one_host_have_two_names():
-    assert str(parse_url("dubbo+zookeeper://h/a.B?root=eu")) == "dubbo+zookeeper://h?root=eu"
-    assert str(parse_url("dubbo+zookeeper://h?root=dubbo")) == "dubbo+zookeeper://h"
+def test_two_parts_of_one_engine_have_two_names():
+    for url, name in (
+        ("redis://h:1?db=2", "redis://h:1?db=2"),
+        ("redis://h:1/s?namespace=eu&db=2", "redis://h:1?namespace=eu&db=2"),
+        ("redis://h:1?db=0", "redis://h:1"),
+        ("redis://h:1?db=%26a", "redis://h:1"),
+        ("dubbo+zookeeper://h/a.B?root=eu", "dubbo+zookeeper://h?root=eu"),
+        ("dubbo+zookeeper://h?root=dubbo", "dubbo+zookeeper://h"),
+    ):
+        assert str(parse_url(url)) == name
 
 
 @pytest.fixture
