@@ -1,5 +1,6 @@
 """A session as only races and bugs of rpcwheel show it; the rest is in tests/contract."""
 
+import asyncio
 import threading
 
 import pytest
@@ -10,6 +11,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.executor import KeyedExecutor
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.events import TaskFailed
+from rpcwheel.registry import Registry, aio
 from rpcwheel.registry.reconciler import Reconciler, RegistrationState
 from rpcwheel.registry.session import RegistrySession
 from rpcwheel.testing import FlakyBackend
@@ -73,6 +75,21 @@ def test_close_updates_the_snapshot_files_before_it_closes_them(backend, timer, 
     monkeypatch.setattr(KeyedExecutor, "submit", lambda _, key, job: job())
     assert session.close().result(WAIT_S)
     assert files.calls == ["keep", "close"]
+
+
+async def test_a_subscription_that_begins_while_the_registry_closes_ends(monkeypatch):
+    opened, subscribe = aio.open_registry("memory://"), Registry.subscribe
+
+    def subscribe_before_the_close(*arguments):
+        subscription = subscribe(*arguments)
+        closing = threading.Thread(target=asyncio.run, args=(opened.close(),))
+        closing.start()
+        closing.join()
+        return subscription
+
+    monkeypatch.setattr(Registry, "subscribe", subscribe_before_the_close)
+    async with asyncio.timeout(WAIT_S):
+        assert [snapshot async for snapshot in opened.subscribe("shop.Orders")] == []
 
 
 class RefusingLookups(FlakyBackend):
