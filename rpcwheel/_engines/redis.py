@@ -105,14 +105,9 @@ def leave_replica(client: Redis, error: RedisError) -> None:
 def redis_options(
     url: object, db: str, timeout_s: float, tls: Tls | None, **address: Any
 ) -> dict[str, Any]:
-    """Return arguments of `redis.Redis`.
+    """Return arguments of `redis.Redis`, to which `address` adds the host, the user and so on.
 
-    Args:
-        url: For the error.
-        db: The option `db` of the URL.
-        timeout_s: For the connection, and each request.
-        tls: None: without.
-        address: The host, port, username and password.
+    The timeout is that of the connection, and of each request.
 
     Raises:
         ConfigurationError: `db` is no number.

@@ -167,7 +167,7 @@ class SqliteJournal(SqlJournal):
                 "sqlite:///var/lib/shop/failback.db; one beside the program: sqlite://./failback.db"
             )
         super().__init__(url)
-        self._path = expanded(url.path, url).absolute()
+        self._path = expanded(url.path, url)
         self._synchronous = "FULL" if durability == "power" else "NORMAL"
         self.clock = time.time
         self._busy_s = BUSY_SHARE * url.timeout_s

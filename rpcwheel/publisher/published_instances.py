@@ -265,7 +265,7 @@ def _url_of(registry: Any) -> RegistryUrl | None:
         return url
     try:
         return parse_url(registry.url)
-    except (AttributeError, ConfigurationError, TypeError):
+    except ConfigurationError:  # of a backend that has no URL of this form
         return None
 
 

@@ -190,6 +190,8 @@ class PublisherBase(Generic[R]):
         self._server: ServerAdapter = self._adapt(server)
         timer = checked_timer(timer)
         self._health = _checked_health(health)
+        self._server.check_callback("health.set", getattr(health, "set", None))
+        self._server.check_callback("on_serving", on_serving)
         grace_s = _checked_seconds(grace, "grace")
         self._on_serving = on_serving
         self._undo_on_serving: Callable[[], object] | None = None

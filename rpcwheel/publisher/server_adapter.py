@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rpcwheel._concurrency.callbacks import is_coroutine_function
 from rpcwheel._grpc.serving import is_running, services_of
 
 if TYPE_CHECKING:
@@ -46,6 +47,14 @@ class ServerAdapter:
         """Have the server listen without TLS; returns the number of the port. Raises as gRPC."""
         port: int = self.call(self._server.add_insecure_port, address)
         return port
+
+    def check_callback(self, name: str, function: object) -> None:
+        """Raise `TypeError` if `call` can't run this function of the user."""
+        if is_coroutine_function(function):
+            raise TypeError(
+                f"{name} is a coroutine function, but it would be called on a thread without an "
+                "event loop; give a plain function, or use rpcwheel.aio with a grpc.aio.server()"
+            )
 
     def call(self, function: Callable[..., Any], *args: object) -> Any:
         """Call a method of the server, or user code, where the server runs; returns the result.

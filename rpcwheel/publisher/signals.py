@@ -52,7 +52,8 @@ class SignalHandlers:
     """The callbacks for signals that end a process."""
 
     def __init__(self) -> None:
-        self._callbacks: tuple[Callback, ...] = ()
+        self._callbacks: dict[Callback, None] = {}
+        """In order. Each change is one step: another thread may make one at the same moment."""
         self._installed: dict[signal.Signals, partial[None]] = {}
         """The handlers, `_handle` with the previous handler."""
 
@@ -63,7 +64,7 @@ class SignalHandlers:
         """
         if not is_main_thread():
             return
-        self._callbacks = (*self._callbacks, callback)
+        self._callbacks[callback] = None
         for number in TERMINATION_SIGNALS:
             previous = signal.getsignal(number)
             is_replaceable = previous is not None and previous is not signal.SIG_IGN
@@ -77,14 +78,13 @@ class SignalHandlers:
         On a thread other than the main thread the handlers stay, and the next signal restores the
         previous ones.
         """
-        # compared with `!=`, as two bound methods of one object are equal but not identical
-        self._callbacks = tuple(other for other in self._callbacks if other != callback)
+        self._callbacks.pop(callback, None)
         if not self._callbacks and is_main_thread():
             self._restore()
 
     def reset(self) -> None:
         """Remove all callbacks in a forked child, as the servers are the parent's."""
-        self._callbacks = ()
+        self._callbacks.clear()
         if is_main_thread():
             self._restore()
 
@@ -98,7 +98,7 @@ class SignalHandlers:
     def _handle(self, previous: object, number: int, frame: FrameType | None) -> None:
         if self._callbacks:
             name = signal.Signals(number).name
-            for callback in self._callbacks:
+            for callback in tuple(self._callbacks):
                 callback(name)
             return
         self._restore()  # if the last callback was removed on another thread

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -84,6 +83,7 @@ class Subscription:
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._session = owner._session
+        self._forget = owner._subscriptions.discard
         self._closed = False
         # All that follows belongs to the loop.
         self._latest: Snapshot | None = None
@@ -127,6 +127,7 @@ class Subscription:
         Idempotent; does not wait; any thread.
         """
         self._closed = True
+        self._forget(self)
         self._blocking.close()
         if running_loop() is self._loop:
             self._end()
@@ -213,7 +214,7 @@ class Registry(RegistryBase, AsyncClosing):
     ) -> None:
         self._blocking = blocking.Registry(backend, registry_policy=registry_policy, timer=timer)
         self._session = self._blocking._session
-        self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
+        self._subscriptions: set[Subscription] = set()
         self.policy = self._blocking.policy
         """The settings."""
 
@@ -254,12 +255,14 @@ class Registry(RegistryBase, AsyncClosing):
 
         Raises:
             RegistryClosed: After `close()`.
-            RuntimeError: No loop runs here.
+            RuntimeError: No loop runs here; or the system can't start the timer's thread.
             TypeError, ConfigurationError: The name is not valid; the listener can't be called.
         """
         self._check_service(service, listener)
         subscription = Subscription(self, service, listener)
         self._subscriptions.add(subscription)
+        if self.closed:  # on another thread, perhaps without this one
+            subscription.close()
         return subscription
 
     async def lookup(self, service: str, *, wait: Duration | None = None) -> Snapshot:

@@ -253,7 +253,7 @@ class ServiceCache:
         stale_before = set(self._stale)
         for key in decoded:
             self._stale.pop(key, None)
-        self._expired -= decoded.keys()
+        self._expired = self._expired.difference(decoded)
         # What it lacks
         self._remove_long_stale()
         trusted = self._check_view(records, skipped, now_ns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.durations import NEVER, to_seconds
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
+
+START_S: Final = 60.0
+"""The delay of the timeout that starts the timer's thread. It is canceled at once."""
 
 
 class OneShotTimer:
@@ -58,6 +61,16 @@ class OneShotTimer:
         self._lock = threading.RLock()  # a finalizer may call `clear`
         self._timeout: Timeout | None = None
         self._wake_ns = NEVER
+
+    def start(self) -> None:
+        """Have the timer start its thread, before anything relies on a timeout. Idempotent.
+
+        Raises:
+            RuntimeError: The system can't start a thread. Once it has, timeouts need no other.
+        """
+        timer = shared_timer() if self._timer is None else self._timer
+        with suppress(TimerError):  # it is stopped or full, which `wake` handles
+            timer.new_timeout(self, START_S).cancel()
 
     def wake(self, wake_ns: int) -> None:
         """Call the function then, or earlier; `NEVER` changes nothing."""

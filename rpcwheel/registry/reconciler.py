@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -247,11 +247,8 @@ class Reconciler:
         else:
             record.instance = instance
             record.generation += 1
-            record.state = (
-                RegistrationState.LOST
-                if record.state is RegistrationState.LOST
-                else RegistrationState.PENDING
-            )
+            if record.state is not RegistrationState.LOST:
+                record.state = RegistrationState.PENDING
         record.wanted = True
         self._plan(record, now_ns)
         return record
@@ -300,10 +297,9 @@ class Reconciler:
                 del self._records[record.instance.key]
             else:
                 self.remove(record, now_ns)
+        self._due.clear()
         for record in self._records.values():
-            record.due_ns = now_ns
-        self._due = [(now_ns, next(self._numbers), record) for record in self._records.values()]
-        heapify(self._due)
+            self._plan(record, now_ns)
         self.closing = True
         self._renew_at_ns = NEVER
         self.health.pause_ns = 0
@@ -366,12 +362,8 @@ class Reconciler:
     ) -> list[Event]:
         """Take the result of the request under way. Returns the events to emit.
 
-        Args:
-            request: That `next_request` returned.
-            now_ns: When it ended.
-            error: Why it failed; None: it did not.
-            delay_ns: What `delay_ns()` returned for that.
-            lost: The result of a renewal.
+        `error`: why it failed, and `delay_ns` what `delay_ns()` returned for that; or `lost`: the
+        result of a renewal.
         """
         self._under_way = None
         if error is not None:

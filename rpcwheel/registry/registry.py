@@ -11,6 +11,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from rpcwheel._concurrency.callbacks import is_coroutine_function
 from rpcwheel._concurrency.closing import Closing
 from rpcwheel.durations import positive_ns, to_ns, to_seconds
 from rpcwheel.errors import (
@@ -337,6 +338,7 @@ class Registry(RegistryBase, Closing):
         Raises:
             NotPublished: Not within `wait`; its cause is the last error. Attempts go on.
             RegistryClosed: After `close()`.
+            RuntimeError: The system can't start the timer's thread; nothing is published.
             TypeError: It is no `ServiceInstance`.
         """
         record, wait_s = self._set_desired(instance, wait)
@@ -378,9 +380,16 @@ class Registry(RegistryBase, Closing):
 
         Raises:
             RegistryClosed: After `close()`.
-            TypeError, ConfigurationError: The name is not valid; the listener can't be called.
+            RuntimeError: The system can't start the timer's thread.
+            TypeError, ConfigurationError: The name is not valid; the listener can't be called, or
+                is a coroutine function.
         """
         self._check_service(service, listener)
+        if is_coroutine_function(listener):
+            raise TypeError(
+                "the listener is a coroutine function, but it would be called on a thread without "
+                "an event loop; give a plain function, or use rpcwheel.aio"
+            )
         return Subscription(self, service, listener)
 
     def lookup(self, service: str, *, wait: Duration | None = None) -> Snapshot:

@@ -208,11 +208,10 @@ class RegistrySession:
     def set_desired(self, instance: ServiceInstance, *, flush_now: bool) -> RegistrationRecord:
         """Publish an instance, or change it.
 
-        Args:
-            instance: The instance.
-            flush_now: Shorten the pause after a failure, because a caller waits.
+        `flush_now`: shorten the pause after a failure, because a caller waits.
         """
         self.check_writable()
+        self._timer.start()
         with self._changing(flush_now=flush_now) as now_ns:
             self.check_open()
             return self._reconciler.set_desired(instance, now_ns)
@@ -234,6 +233,7 @@ class RegistrySession:
     ) -> RegistrationRecord:
         """Withdraw an instance; `flush_now` as in `set_desired`."""
         self.check_writable()
+        self._timer.start()
         with self._changing(flush_now=flush_now) as now_ns:
             if isinstance(target, RegistrationRecord) and not target.wanted:
                 return target
@@ -243,11 +243,8 @@ class RegistrySession:
     def when(self, record: RegistrationRecord, state: RegistrationState) -> Future[bool]:
         """Return a future: True when `record` is in `state`, False if that can't happen any more.
 
-        A caller that stops waiting cancels the future. Callbacks run on a worker, or at once.
-
-        Args:
-            record: The registration.
-            state: PUBLISHED or GONE.
+        The state is PUBLISHED or GONE. A caller that stops waiting cancels the future. Callbacks
+        run on a worker, or at once.
         """
         future: Future[bool] = Future()
         with self._changing():

@@ -345,10 +345,10 @@ def open_snapshot_files(
         parent = (
             _cache_directory() if policy.snapshot is True else Path(policy.snapshot).expanduser()
         )
-    except RuntimeError as error:
+        directory = (parent / _directory_name(url)).absolute()  # the program may change its own
+    except (RuntimeError, OSError) as error:
         emit(SnapshotFailed(str(url), "~", error))
         return None
-    directory = parent / _directory_name(url)
     return SnapshotFiles(directory, str(url), timer=timer, refresh_s=refresh_s)
 
 

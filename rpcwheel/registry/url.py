@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from rpcwheel._engines.urls import masked_url
 from rpcwheel.errors import ConfigurationError
@@ -77,7 +77,7 @@ _YES_NO: Final = {"1": True, "true": True, "yes": True, "0": False, "false": Fal
 class RegistryUrl:
     """A parsed registry URL.
 
-    `str()` leaves out the password and the service. Of the options it keeps the namespace and
+    `str()` is a URL without the password and the service. Of the options it keeps the namespace and
     `PARTS`, in which two registries on one host differ.
     """
 
@@ -100,13 +100,15 @@ class RegistryUrl:
             (f"[{host}]" if ":" in host else host) + ("" if port is None else f":{port}")
             for host, port in self.hosts
         )
-        user = f"{self.user}:***@" if self.password else f"{self.user}@" if self.user else ""
+        login = quote(self.user, safe="") + (":***" if self.password else "")
+        user = f"{login}@" if login else ""
+        path = self.path.replace("%", "%25").replace("?", "%3F")
         inside = [] if self.namespace == NAMESPACE else [f"namespace={self.namespace}"]
         for name, default in PARTS.items():
             part = self.options.get(name, default)
             inside += [f"{name}={part}"] if _WORD.fullmatch(part) and part != default else []
         asked = f"?{'&'.join(inside)}" if inside else ""
-        return f"{self.scheme}://{user}{hosts}{self.path}{asked}"
+        return f"{self.scheme}://{user}{hosts}{path}{asked}"
 
     def check_options(self, *own: str) -> None:
         """Check that there are no options but the common ones and `own`.

@@ -359,17 +359,10 @@ class WatchManager:
         emit: Callable[..., object],
         on_unused: Callable[[Snapshot], object],
     ) -> None:
-        """Watch nothing yet.
+        """Watch nothing yet. The backend stays the caller's; most arguments are `ServiceWatch`'s.
 
-        Args:
-            backend: Stays the caller's.
-            rules: As for `ServiceWatch`.
-            timer: The same.
-            snapshots: The same.
-            on_answer: The same.
-            on_loss: The same.
-            emit: Takes events as arguments; must not block.
-            on_unused: Called with the last snapshot of a service that has no user any more.
+        `emit` takes events as arguments, and must not block. `on_unused` is called with the last
+        snapshot of a service that has no user any more.
         """
         self._backend = backend
         self._registry = str(backend.url)
@@ -396,7 +389,9 @@ class WatchManager:
 
         Raises:
             RegistryClosed: After `close`.
+            RuntimeError: The system can't start the timer's thread.
         """
+        self._timer.start()
         with self._lock:
             if self._closed:
                 raise RegistryClosed(f"{self._registry} was closed")

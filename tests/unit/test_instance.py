@@ -1,4 +1,4 @@
-"""`ServiceInstance`: values, targets, encoding."""
+"""`ServiceInstance`: values, targets, encoding; and the differences of two tuples of them."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.instance import ServiceInstance, Snapshot, record_epoch, started_now
+from rpcwheel.instance import ServiceInstance, Snapshot, differences, record_epoch, started_now
 
 ONE = ServiceInstance(service="shop.Orders", host="10.0.0.7", port=50051)
 
@@ -192,3 +192,25 @@ def test_data_that_are_no_record_have_no_epoch(data):
 
 def test_started_now_is_the_time_since_1970():
     assert started_now() > 1_700_000_000
+
+
+POOL = [ONE.replace(port=port) for port in range(1, 9)]
+ORDERED = st.sets(st.sampled_from(range(8))).map(
+    lambda found: tuple(POOL[n] for n in sorted(found))
+)
+
+
+@given(before=ORDERED, after=ORDERED)
+def test_differences_contain_all_removed_and_added_instances(before, after):
+    removed, added = differences(before, after)
+    assert set(map(id, before)) - set(map(id, removed)) == set(map(id, after)) - set(map(id, added))
+    if before == after:
+        assert (removed, added) == ((), ())
+
+
+def test_differences_of_one_change_contain_one_instance():
+    many = tuple(POOL[0].replace(port=port) for port in range(1, 2001))
+    changed = many[700].replace(weight=7)
+    assert differences(many, (*many[:700], changed, *many[701:])) == ((many[700],), (changed,))
+    assert differences(many, (*many[:700], *many[701:])) == ((many[700],), ())
+    assert differences(many[1:], many) == ((), (many[0],))

@@ -305,13 +305,8 @@ class DubboBackend(ZookeeperNodes):
     ) -> bool:
         """Return whether the nodes are there and no others with the same ids; if not, change that.
 
-        The caller must check again, because others may change the same nodes.
-
-        Args:
-            client: The client.
-            instances: The instances to publish.
-            created: The paths that this session has created; they are added.
-            end_ns: When to give up.
+        The caller must check again, because others may change the same nodes. `created` has the
+        paths that this session has created; others are added.
         """
         requests: dict[str, Any] = {}
         for service, group in _by_service(instances).items():

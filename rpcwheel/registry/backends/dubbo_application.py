@@ -115,12 +115,7 @@ def metadata_of(
 
     Servers that differ only in their host share a revision, as in Dubbo, whose `MetadataInfo` does
     not contain the host either. Neither Dubbo nor rpcwheel deletes metadata, so each host would
-    leave its own.
-
-    Args:
-        application: The name of the application.
-        port: The port.
-        services: The interface, the path and the parameters of each.
+    leave its own. `services` has the interface, the path and the parameters of each.
     """
     described = {}
     for interface, path, parameters in services:
@@ -240,14 +235,7 @@ def _service_of(record: Mapping[str, Any]) -> DubboService:
 def records_of(
     instance: ApplicationInstance, metadata: ApplicationMetadata, service: str, interface: str
 ) -> dict[str, bytes]:
-    """Return the records of an interface that a process has, by id.
-
-    Args:
-        instance: The process.
-        metadata: Its metadata.
-        service: The service of the records.
-        interface: The Java interface.
-    """
+    """Return the records of an interface that a process has, by id."""
     records = {}
     for each in metadata.services:
         if each.interface != interface:

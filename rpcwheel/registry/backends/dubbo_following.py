@@ -61,12 +61,9 @@ class ApplicationLevel:
     def read(
         self, reads: NodeReads, interfaces: Mapping[str, str], listed: Container[str] = ()
     ) -> tuple[dict[str, dict[str, bytes]], bool]:
-        """Read the servers of services.
+        """Read the servers of services, whose Java interfaces are given.
 
-        Args:
-            reads: Reads the nodes.
-            interfaces: The Java interfaces by service.
-            listed: Addresses of processes that are known otherwise, and are left out.
+        `listed` has addresses of processes that are known otherwise, and are left out.
 
         Returns:
             The records by service and id; and whether all metadata are known. False if metadata are

@@ -68,12 +68,7 @@ class MetadataCache:
     """
 
     def __init__(self, timeout_s: float, learned: Callable[[], object]) -> None:
-        """Know nothing.
-
-        Args:
-            timeout_s: Of each call.
-            learned: Called on a worker when a provider has answered. Must not block.
-        """
+        """Know nothing. `learned` is called on a worker when a provider answers; must not block."""
         self._timeout_s = timeout_s
         self._learned = learned
         self._closed = False
@@ -101,11 +96,7 @@ class MetadataCache:
                 self._known.popitem(last=False)
 
     def ask(self, revision: Revision, addresses: Sequence[tuple[str, int]]) -> bool:
-        """Ask the processes that have a revision, until one answers. Returns at once.
-
-        Args:
-            revision: The revision.
-            addresses: Hosts and ports of metadata services.
+        """Ask the metadata services at these addresses, until one answers. Returns at once.
 
         Returns:
             Whether none has failed to answer before, so that it is worth waiting.

@@ -30,14 +30,9 @@ class NodeReads:
         watch: Callable[[WatchedEvent], None] | None = None,
         unchanged: Mapping[str, Any] | None = None,
     ) -> None:
-        """Read nothing yet.
+        """Read nothing yet; give up at `end_ns`. `watch` is left on each node that is read.
 
-        Args:
-            backend: The backend.
-            client: The client.
-            end_ns: When to give up.
-            watch: Left on each node that is read.
-            unchanged: `nodes` of an earlier view, without those whose watch has fired.
+        `unchanged` has the `nodes` of an earlier view, without those whose watch has fired.
         """
         self._backend = backend
         self._client = client

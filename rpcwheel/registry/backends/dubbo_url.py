@@ -2,7 +2,7 @@
 
     tri://10.0.0.7:50051/shop.v1.Orders?application=shop&group=g1&interface=com.example.Orders&...
 
-`node_name` writes an instance as such a URL, and `instance_of` reads one. What `node_name` has
+`node_name` writes an instance as such a URL, and `record_of` reads one. What `node_name` has
 written is read without any loss. Pure: no I/O, no clock.
 
 ============================  =====================================================================
@@ -148,20 +148,6 @@ def parameters_of(instance: ServiceInstance, *, application: str, release: str) 
     return parameters | {EPOCH: instance.epoch}
 
 
-def instance_of(name: str, service: str, interface: str) -> ServiceInstance:
-    """Read the URL in the name of a node.
-
-    Args:
-        name: The name of the node.
-        service: The service of the instance.
-        interface: The Java interface below which the node is.
-
-    Raises:
-        ValueError: It is not the URL of a Triple provider; the message says why.
-    """
-    return instance_from(*parsed(name), service=service, interface=interface)
-
-
 def instance_from(
     scheme: str,
     address: str,
@@ -171,7 +157,11 @@ def instance_from(
     service: str,
     interface: str,
 ) -> ServiceInstance:
-    """Return the instance that the parts of a URL stand for; raises as `instance_of`."""
+    """Return the instance that the parts of a URL stand for.
+
+    Raises:
+        ValueError: It is not the URL of a Triple provider; the message says why.
+    """
     if scheme not in PROTOCOLS:
         raise ValueError(f"its protocol is {scheme!r}; only Triple ({TRIPLE}) can be called")
     host, _, port = address.rpartition(":")
@@ -209,12 +199,7 @@ def instance_from(
 
 
 def consumer_of(name: str, service: str) -> Consumer:
-    """Read the URL of a client. It is `consumer://HOST/INTERFACE?...`; parameters may be missing.
-
-    Args:
-        name: The name of the node.
-        service: The service that the client calls.
-    """
+    """Read the URL of a client, `consumer://HOST/INTERFACE?...`; parameters may be missing."""
     _, address, _, parameters = parsed(name)
     return Consumer(
         service=service,
@@ -233,7 +218,7 @@ def record_of(name: str, service: str, interface: str) -> tuple[str, bytes]:
     The reason is a record that `ServiceInstance.decoded` refuses with a message that contains it.
     """
     try:
-        instance = instance_of(name, service, interface)
+        instance = instance_from(*parsed(name), service=service, interface=interface)
     except ValueError as error:
         return name, unreadable_record(service, name, str(error))
     return instance.id, instance.encoded()

@@ -66,12 +66,6 @@ class EtcdBackend(RegistryBackend):
     """A registry in etcd. Thread-safe; a forked child must open its own."""
 
     def __init__(self, url: RegistryUrl, settings: Settings) -> None:
-        """Check the URL; does not connect.
-
-        Raises:
-            ConfigurationError: The URL is wrong, or names a TLS file that can't be loaded.
-            ExtraMissing: protobuf is not installed.
-        """
         super().__init__(url, settings)
         self._messages = messages()
         self._client = EtcdClient(url, settings.timeout_s)
@@ -100,7 +94,6 @@ class EtcdBackend(RegistryBackend):
             self._put(batch)
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
-        """Delete the records that have the same epoch."""
         self._check_open()
         self._delete(instances)
         for each in instances:
@@ -109,7 +102,6 @@ class EtcdBackend(RegistryBackend):
                 del self._puts[each.key]
 
     def renew(self, instances: Collection[ServiceInstance]) -> Mapping[tuple[str, str], Lost]:
-        """Renew the lease, and return the records that are not there with it and their epoch."""
         self._check_open()
         self._keep_alive()
         leases = self._read_leases(instances)

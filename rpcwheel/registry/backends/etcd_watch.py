@@ -48,11 +48,8 @@ class EtcdWatches:
     ) -> None:
         """Prepare; starts nothing.
 
-        Args:
-            client: Opens the stream.
-            read: Reads the revision, and the records by id below each of the prefixes as of that
-                revision. May raise RegistryError.
-            settings: The backend's.
+        `read` reads the revision, and the records by id below each of the prefixes as of that
+        revision. It may raise RegistryError.
         """
         self._client = client
         self._read = read

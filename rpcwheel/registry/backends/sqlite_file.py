@@ -78,7 +78,7 @@ class SqliteFile(SqliteConnection):
         Raises:
             ConfigurationError: The path begins with `~`, and the user has no home directory.
         """
-        super().__init__(expanded(path, f"sqlite://{path}").absolute())
+        super().__init__(expanded(path, f"sqlite://{path}"))
         self._timeout_s = timeout_s
         self._db_file_id: FileId | None = None  # of the file that `_db` has open
         self._data_version = 0

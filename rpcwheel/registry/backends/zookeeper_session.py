@@ -95,12 +95,9 @@ class ZooKeeperSession:
     ) -> None:
         """Connect when a client is needed, not before.
 
-        Args:
-            url: Of the registry.
-            settings: Its timeouts.
-            contact_changed: Called on kazoo's thread, with the reason when contact is lost, and
-                with None when it is back. The watches of the old connection never fire then. Must
-                not block.
+        `contact_changed` is called on kazoo's thread, with the reason when contact is lost, and
+        with None when it is back. The watches of the old connection never fire then. It must not
+        block.
         """
         self._url = url
         tls = Tls.from_options(url, url.tls_options(default=url.scheme == "zookeepers"))
@@ -154,11 +151,9 @@ class ZooKeeperSession:
         return client
 
     def results(self, requests: Sequence[Any], end_ns: int) -> list[Any]:
-        """Wait for asynchronous requests of kazoo's. An error about one node is a result.
+        """Wait for asynchronous requests of kazoo's, until `end_ns`, which `end_ns()` returned.
 
-        Args:
-            requests: What kazoo's methods returned.
-            end_ns: When to give up: what `end_ns` returned when the operation began.
+        An error about one node is a result.
 
         Raises:
             RegistryUnavailable, RegistryRefused: An error of the session.
@@ -265,11 +260,7 @@ def registry_error(url: RegistryUrl, error: KazooException) -> RegistryError:
 
 
 def check_url(url: RegistryUrl, *own: str) -> None:
-    """Check the parts that only ZooKeeper restricts.
-
-    Args:
-        url: Of the registry.
-        *own: Options that are allowed, beside those of TLS.
+    """Check the parts that only ZooKeeper restricts. Options are those of TLS, and `own`.
 
     Raises:
         ConfigurationError: One of them is wrong or missing.

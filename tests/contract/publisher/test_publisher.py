@@ -324,13 +324,6 @@ def test_a_lame_duck_serves_and_is_withdrawn(shop, registry, timer, events):
     assert timer.pending == 0
 
 
-def test_a_lame_duck_ends_also_if_the_timer_was_stopped(shop, registry, timer, events):
-    published = started(shop, registry, SERVICE, timer=timer)
-    timer.stop()
-    published.stop()
-    assert wait_until(lambda: steps(events) == ALL)
-
-
 def test_an_instance_is_draining_for_a_while_before_it_is_withdrawn(shop, memory, timer):
     """So that clients of a polled registry see it, too."""
     inner = open_backend(memory, Settings(lease_s=10**6, timeout_s=600.0))

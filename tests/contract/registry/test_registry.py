@@ -340,21 +340,6 @@ def test_an_instance_of_before_a_fork_can_be_changed_and_unregistered_in_the_chi
     assert holds_in_child(is_withdrawn)
 
 
-def test_an_instance_that_is_published_while_the_registry_closes_is_withdrawn(timer):
-    let_go = threading.Event()
-    backend = HangingBackend(flaky_backend(timer).inner, let_go)
-    registry = Registry(backend)
-    registry.register(instance())
-    assert wait_until(lambda: backend.is_called)
-    closing = threading.Thread(target=registry.close, args=(WAIT_S,))
-    closing.start()
-    assert wait_until(lambda: registry.closed)
-    let_go.set()
-    closing.join(WAIT_S)
-    assert published_ids(backend) == []
-    assert [method for method, _ in backend.requests] == ["publish", "withdraw"]
-
-
 def test_a_registry_that_is_dropped_without_close_warns(timer):
     backend = flaky_backend(timer)
     registry = Registry(backend)

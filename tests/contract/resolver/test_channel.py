@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 import rpcwheel
+from fixtures.engine_watchers import RecordingWatcher
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.balancer import BalancerPolicy
@@ -181,19 +182,12 @@ def test_calls_fail_with_the_error_of_the_registry_after_the_pick_timeout(
 
 
 def test_calls_fail_at_once_while_the_registry_refuses_access(world, serve, memory, open_channel):
-    class NoInstances:
-        """A watcher that heeds nothing."""
-
-        def on_view(self, view): ...
-
-        def on_contact_lost(self, reason): ...
-
     class Locked(FlakyBackend):
         """Like an engine, it refuses watches after a refusal."""
 
         def watch(self, service, watcher):
             self.watcher = watcher
-            return self.inner.watch("nobody", NoInstances())
+            return self.inner.watch("nobody", RecordingWatcher())
 
         def unlock(self):
             self.up()

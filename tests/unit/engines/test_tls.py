@@ -1,6 +1,7 @@
 """TLS settings of registry URLs."""
 
 import ssl
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,16 @@ def test_the_context_checks_the_host_name_and_trusts_the_given_root(tls_files):
     assert context.check_hostname
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert len(context.get_ca_certs()) == 1
+
+
+def test_a_relative_file_is_found_after_the_program_has_changed_its_directory(
+    tls_files, tmp_path, monkeypatch
+):
+    root = Path(tls_files[0])
+    monkeypatch.chdir(root.parent)
+    tls = tls_of(f"redis://a?tls=1&ca={root.name}", default=False)
+    monkeypatch.chdir(tmp_path)
+    assert len(tls.context().get_ca_certs()) == 1
 
 
 def test_a_file_without_a_certificate_is_refused(tls_files):

@@ -1,10 +1,19 @@
-"""The deadlines of the steps of a stop."""
+"""The deadlines of a stop, its lame duck, and a stop between the steps of the start."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
+import pytest
+
+from fixtures.shops import SERVICE
 from fixtures.timers import cannot_start
+from fixtures.waiting import WAIT_S
+from rpcwheel.publisher import Publisher
 from rpcwheel.publisher.shutdown import RunningStep, Shutdown
 from rpcwheel.timer import ManualTimer, WheelTimer
+
+DUBBO = "dubbo+zookeeper://127.0.0.1:2181"
 
 
 def test_a_step_ends_when_the_smaller_grace_is_over():
@@ -18,8 +27,49 @@ def test_a_step_ends_when_the_smaller_grace_is_over():
     assert step.left_s() == 0.0
 
 
-def test_a_lame_duck_ends_also_if_the_timer_has_no_thread(monkeypatch):
-    shutdown = Shutdown(lambda: "shop", WheelTimer(), lame_duck_s=600.0, grace_s=0.0)
-    shutdown.hurry()
-    monkeypatch.setattr(threading.Thread, "start", cannot_start)
-    shutdown.wait_lame_duck()
+@pytest.mark.parametrize("is_full", [True, False], ids=["full", "no thread"])
+def test_a_lame_duck_ends_also_if_the_timer_takes_no_timeout(monkeypatch, is_full):
+    with WheelTimer(max_pending=1) as timer:
+        shutdown = Shutdown(lambda: "shop", timer, lame_duck_s=600.0, grace_s=0.0)
+        if is_full:
+            timer.new_timeout(print, 600.0)
+        else:
+            monkeypatch.setattr(threading.Thread, "start", cannot_start)
+        shutdown.hurry()
+        shutdown.wait_lame_duck()
+
+
+@pytest.mark.parametrize(
+    ("registries", "settings", "seconds"),
+    [
+        ("memory://", {}, 1.0),
+        (DUBBO, {}, 10.0),
+        (["memory://", DUBBO], {}, 10.0),
+        (DUBBO, {"lame_duck": 0}, 0.0),
+    ],
+)
+def test_consumers_of_dubbo_have_longer_to_learn_of_a_withdrawal(registries, settings, seconds):
+    with ThreadPoolExecutor(1) as threads:
+        publisher = Publisher(grpc.server(threads), registries, "shop.Orders", port=1, **settings)
+        assert publisher._shutdown.lame_duck_s == seconds
+        publisher.stop()
+
+
+def test_a_stop_before_the_server_has_started_ends_it_too(
+    world, make_world_shop, memory, monkeypatch
+):
+    """Otherwise a program that gets a signal then would wait for its end forever."""
+    shop = make_world_shop()
+    published = world.api.Publisher(shop.server, memory, SERVICE, port=0, lame_duck=0.05)
+    begin_start = published._begin_start
+
+    def begin_and_stop():
+        begun = begin_start()
+        published.begin_stop()
+        return begun
+
+    monkeypatch.setattr(published, "_begin_start", begin_and_stop)
+    world.do(published.start)
+    assert world.do(published.wait, WAIT_S)
+    assert published.registrations == ()
+    assert world.do(shop.server.wait_for_termination, WAIT_S) is False

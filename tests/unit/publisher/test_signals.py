@@ -131,6 +131,32 @@ def test_after_a_removal_on_another_thread_the_next_signal_restores_the_handlers
     assert (seen, mine) == ([], ["mine"])
 
 
+class Callback:
+    """A callback whose comparison, as a point in the midst of a removal, runs a function."""
+
+    def __init__(self, compared):
+        self.compared = compared
+
+    def __call__(self, name):
+        """Nothing to do."""
+
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        self.compared()
+        return True
+
+
+def test_a_callback_that_is_added_during_a_removal_is_called():
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signals, seen = SignalHandlers(), []
+    signals.add(Callback(lambda: signals.add(seen.append)))
+    signals.remove(Callback(int))  # equal, as two bound methods of one object are
+    signal.raise_signal(signal.SIGTERM)
+    assert seen == ["SIGTERM"]
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_has_the_previous_handlers(handlers):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

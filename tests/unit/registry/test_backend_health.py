@@ -5,7 +5,7 @@ from tenacity import wait_fixed
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.events import RegistryRecovered
 from rpcwheel.registry.policy import RegistryPolicy, RegistryRules
-from rpcwheel.registry.reconciler import BackendHealth, IdConflict
+from rpcwheel.registry.reconciler import BackendHealth
 
 SECOND = 1_000_000_000
 AWAY = RegistryUnavailable("away")
@@ -51,26 +51,8 @@ def test_a_sign_of_life_does_not_end_the_pause():
     assert one.answered(SECOND) == []
 
 
-def test_shorten_pause_lets_the_next_attempt_be_soon_but_not_at_once():
-    one = health()
-    fail(one, SECOND)
-    one.shorten_pause()
-    one.shorten_pause()
-    assert one.pause_ns == SECOND + SECOND // 5
-
-
 def test_contact_lost_by_a_watch_pauses_no_requests():
     one = health()
     one.contact_lost(SECOND)
     one.contact_lost(2 * SECOND)
     assert (one.up, one.since_ns, one.pause_ns) == (False, SECOND, 0)
-
-
-def test_the_wait_after_id_conflicts_grows_and_starts_again_after_a_quiet_time():
-    rules, conflict = (
-        RegistryRules.from_policy(RegistryPolicy(lease_ttl=6.0, renew=2.0)),
-        IdConflict(),
-    )
-    delays_ns = [conflict.delay_ns(now_ns, rules) for now_ns in (0, 1, 2, 3)]
-    assert delays_ns == [0, 4 * SECOND, 8 * SECOND, 12 * SECOND]
-    assert conflict.delay_ns(100 * SECOND, rules) == 0

@@ -28,6 +28,11 @@ def test_an_equal_view_changes_nothing(driver):
     assert not driver.events
 
 
+def test_a_snapshot_is_hashable(driver):
+    before = driver.update("ab").snapshot
+    assert {before: 1, driver.update("abc").snapshot: 2}[before] == 1
+
+
 def test_a_change_is_an_event_with_its_numbers(driver):
     driver.update("abc").update("bcde")
     assert driver.take_events(InstancesChanged) == [

@@ -213,6 +213,9 @@ def test_an_id_conflict_is_an_event_and_its_backoff_grows_to_two_leases(driver):
         ]
         assert record.error is None
     assert waits == [0.0, 4.0, 8.0, 12.0, 12.0]  # two leases at most
+    driver.now_ns += 100 * SECOND  # without another conflict
+    (failure,) = driver.run_next(lost={record.instance.key: "taken"})[2]
+    assert failure.delay_s == 0.0
 
 
 def test_a_lost_instance_that_is_changed_is_published_at_once(driver):

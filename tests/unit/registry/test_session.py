@@ -1,15 +1,21 @@
 """A session as only races and bugs of rpcwheel show it; the rest is in tests/contract."""
 
+import asyncio
+import threading
+
 import pytest
 
 from fixtures.flaky_backends import POLICY, instance
+from fixtures.timers import cannot_start
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.executor import KeyedExecutor
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.events import TaskFailed
+from rpcwheel.registry import Registry, aio
 from rpcwheel.registry.reconciler import Reconciler, RegistrationState
 from rpcwheel.registry.session import RegistrySession
 from rpcwheel.testing import FlakyBackend
+from rpcwheel.timer import WheelTimer
 
 
 def test_the_worker_runs_again_after_a_bug(backend, timer, events, monkeypatch):
@@ -23,6 +29,24 @@ def test_the_worker_runs_again_after_a_bug(backend, timer, events, monkeypatch):
     )
     assert session.close().result(WAIT_S)
     assert timer.pending == 0
+
+
+def test_nothing_begins_while_the_timer_gets_no_thread(backend, monkeypatch):
+    """Without it no lease would be renewed, and no watch be tried again."""
+    with WheelTimer() as timer:
+        session = RegistrySession(backend, POLICY, timer=timer)
+        begins = [
+            lambda: session.set_desired(instance(), flush_now=False),
+            lambda: session.remove(instance(), flush_now=False),
+            lambda: session.watches.acquire("shop.Orders", "user"),
+        ]
+        monkeypatch.setattr(threading.Thread, "start", cannot_start)
+        for begin in begins:
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                begin()
+        monkeypatch.undo()
+        assert (session.records(), session.watches.watches()) == ((), [])
+        assert session.close().result(WAIT_S)
 
 
 class RecordingFiles:
@@ -51,6 +75,21 @@ def test_close_updates_the_snapshot_files_before_it_closes_them(backend, timer, 
     monkeypatch.setattr(KeyedExecutor, "submit", lambda _, key, job: job())
     assert session.close().result(WAIT_S)
     assert files.calls == ["keep", "close"]
+
+
+async def test_a_subscription_that_begins_while_the_registry_closes_ends(monkeypatch):
+    opened, subscribe = aio.open_registry("memory://"), Registry.subscribe
+
+    def subscribe_before_the_close(*arguments):
+        subscription = subscribe(*arguments)
+        closing = threading.Thread(target=asyncio.run, args=(opened.close(),))
+        closing.start()
+        closing.join()
+        return subscription
+
+    monkeypatch.setattr(Registry, "subscribe", subscribe_before_the_close)
+    async with asyncio.timeout(WAIT_S):
+        assert [snapshot async for snapshot in opened.subscribe("shop.Orders")] == []
 
 
 class RefusingLookups(FlakyBackend):

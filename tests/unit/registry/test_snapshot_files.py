@@ -12,7 +12,6 @@ import pytest
 
 from fixtures.cache_worlds import REGISTRY, SERVICE, instance, instances
 from fixtures.forks import holds_in_child
-from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.events.events import RecordSkipped, SnapshotFailed
 from rpcwheel.registry import snapshot_files as module
@@ -377,18 +376,6 @@ def test_load_returns_a_later_entry_of_another_process(make, write, path, timer)
     assert first.load(SERVICE).instances == instances("b")
 
 
-def test_concurrent_writers_lose_no_entry(make, directory):
-    def work(number):
-        snapshots = make()
-        for turn in range(10):
-            snapshots.keep(f"shop.S{number}", instances("abcdef"[turn % 6]))
-            snapshots.load(f"shop.S{number - 1}")
-        snapshots.close()
-
-    run_threads(*(lambda number=number: work(number) for number in range(6)))
-    assert services(directory) == {f"shop.S{number}" for number in range(6)}
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_does_not_write_entries_of_its_parent(make, path):
     snapshots = make()
@@ -514,10 +501,12 @@ def test_the_policy_names_the_directory_or_turns_it_off_and_by_default_it_is_in_
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", "here")  # it is ignored, because it is relative
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     memory, named = RegistryUrl("memory"), tmp_path / "x"
     for of, snapshot, expected in (
         (url(), False, None),
         (url(), "~/x", named),
+        (url(), "x", named),
         (memory, True, None),
         (memory, str(named), named),
     ):

@@ -5,8 +5,6 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fixtures.timers import run_threads
-from fixtures.waiting import wait_until
 from rpcwheel.events import CallbackFailed
 from rpcwheel.registry.backend import View
 from rpcwheel.registry.backends.watch_notifier import WatchNotifier
@@ -94,35 +92,6 @@ def test_closing_does_not_wait_for_a_call_on_another_thread():
     assert thread.is_alive()
     release.set()
     thread.join()
-
-
-@given(st.integers(2, 4), st.integers(1, 20))
-def test_calls_by_several_threads_do_not_overlap_and_keep_their_order(threads, rounds):
-    class Careful(Recorder):
-        inside = False
-
-        def on_view(self, view):
-            assert not self.inside
-            self.inside = True
-            super().on_view(view)
-            self.inside = False
-
-    notifier = WatchNotifier(watcher := Careful())
-    lock = threading.Lock()
-    count = 0
-
-    def work():
-        nonlocal count
-        for _ in range(rounds):
-            with lock:
-                count += 1
-                notifier.add(View({"n": str(count).encode()}, count))
-            notifier.start()
-
-    run_threads(*[work] * threads)
-    assert wait_until(lambda: watcher.news[-1].revision == threads * rounds)
-    revisions = [view.revision for view in watcher.news]
-    assert revisions == sorted(revisions)
 
 
 @given(

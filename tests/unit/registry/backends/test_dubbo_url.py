@@ -12,7 +12,6 @@ from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.backend import Consumer
 from rpcwheel.registry.backends.dubbo_url import (
     consumer_of,
-    instance_of,
     node_name,
     parsed,
     record_of,
@@ -56,6 +55,10 @@ INSTANCES = st.builds(
 
 def name_of(instance, interface=INTERFACE):
     return node_name(instance, interface=interface, application="py-shop", release="rpcwheel-1")
+
+
+def instance_of(name, service, interface):
+    return ServiceInstance.decoded(record_of(name, service, interface)[1])
 
 
 @given(INSTANCES)
