@@ -46,7 +46,7 @@ def is_secret(key: str) -> bool:
     This is so if it contains one of `SECRET_PARTS`, ends with `-key`, such as `x-api-key`, or if
     one of its words is in `SECRET_WORDS`. Words are separated by `-`, `_` and `.`.
     """
-    words = re.split("[-_.]", key.removesuffix("-bin"))
+    words = re.split("[-_.]", key.lower().removesuffix("-bin"))
     if words[-1] == "key" and words[-2:-1] and words[-2] not in KEYS_OF_DATA:
         return True
     text = "-".join(words)
@@ -183,6 +183,7 @@ class FailbackPolicy(Policy):
 
     def keeps(self, key: str) -> bool:
         """Whether the metadata entry `key` of a queued call is sent again."""
+        key = key.lower()  # a caller may write another case, which an inner interceptor changes
         if key == CRITICALITY_KEY:
             return True
         if self.journal is not None and key in NEVER_STORED:

@@ -159,7 +159,8 @@ class ClientFailback:
         if callable(order_key):
             order_key = order_key(messages[0]) if messages else None
         elif order_key is not None:
-            order_key = dict(details.metadata or ()).get(order_key.lower())
+            values = {key.lower(): value for key, value in details.metadata or ()}
+            order_key = values.get(order_key.lower())
         return FailedRpc(
             method=details.method,
             kind=kind,

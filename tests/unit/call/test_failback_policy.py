@@ -1,10 +1,17 @@
 """What a user may set."""
 
+from unittest.mock import Mock
+
 import pydantic
 import pytest
 import tenacity
 
+from rpcwheel._grpc.calls import Details
+from rpcwheel.call import CallPolicy
+from rpcwheel.call.failback_policy import is_secret
+from rpcwheel.call.failed_calls import ClientFailback
 from rpcwheel.failback import FailbackPolicy
+from rpcwheel.rpc import Kind
 
 
 def test_a_stop_replaces_the_default_of_max_attempts_but_not_what_was_written():
@@ -36,6 +43,7 @@ def test_the_metadata_that_is_sent_again_is_what_is_named_and_a_token_only_in_fu
         policy = FailbackPolicy(retry_on=OSError, metadata=patterns)
         keys = ("trace-id", "trace-bin", "user", "auth", "authorization")
         assert {key for key in keys if policy.keeps(key)} == kept
+        assert {key for key in keys if policy.keeps(key.title())} == kept
 
 
 @pytest.mark.parametrize(
@@ -51,6 +59,7 @@ def test_a_journal_has_no_credentials_and_what_may_be_secret_only_by_its_full_na
     secret = ("x-api-key", "x-auth-token", "my-session", "authorization", "cookie")
     keys = ("trace-id", "user", "idempotency-key", *secret)
     assert {key for key in keys if policy.keeps(key)} == kept
+    assert {key for key in keys if policy.keeps(key.title())} == kept
 
 
 def test_which_metadata_may_be_secret():
@@ -64,6 +73,15 @@ def test_which_metadata_may_be_secret():
         *("x-idempotency-key", "x-principal", "tenant-bin"),
     }
     assert {key for key in secret | public if policy.keeps(key)} == public
+    assert {key for key in secret | public if is_secret(key.title())} == secret
+
+
+def test_the_order_key_is_in_the_metadata_of_a_call_in_any_case():
+    """An inner interceptor may change keys to lower case, as gRPC requires."""
+    policy = FailbackPolicy(retry_on=OSError, order_key="Shop-id", journal=JOURNAL)
+    failback = ClientFailback(CallPolicy(failback=policy), Mock())
+    details = Details("/shop.Orders/Get", None, (("Shop-Id", "a"),), None, None, None)
+    assert failback.failed_rpc(policy, Kind.UNARY_UNARY, details, [b""], None).order_key == "a"
 
 
 def test_the_password_of_a_journal_is_not_in_the_representation_of_a_policy():
