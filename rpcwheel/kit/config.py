@@ -64,11 +64,6 @@ __all__ = [
 OTHER_VARIABLES: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT", METRICS_VARIABLE, TRACES_VARIABLE}
 """Variables that are not settings of a kit: of the build, the tests, the metrics and the traces."""
 
-_OF_A_METHOD: Final = (
-    "{}: the name of a variable does not tell upper from lower case, as the name of a method does; "
-    'write {}METHODS={{"/shop.Orders/Get": {{"timeout": 2}}}}'
-)
-
 _SERVICE_VARIABLE: Final = re.compile(
     r"(\w*?)_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
@@ -141,13 +136,13 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
     for name, text in variables.items():
         if "://" in text and _is_of_service(name, environ):  # it may be named as a setting is
             continue
-        place = tuple(name.removeprefix(prefix).lower().split("__"))
+        parts = name.removeprefix(prefix).split("__")
+        place = tuple(part.lower() for part in parts)
+        if place[0] == "methods":
+            place = (place[0], *parts[1:2], *place[2:])  # the name of a method as it is written
         if place[0] not in (*KitPolicy.model_fields, "config"):
             if not _is_of_service(name, environ):
                 unknown.append(_unknown_variable(name, place, prefix))
-            continue
-        if place[0] == "methods" and len(place) > 1:
-            unknown.append(_OF_A_METHOD.format(name, prefix))
             continue
         is_token = place == ("status_token",) and text.strip() not in OFF
         value = text if is_token else _value(text, name)

@@ -406,6 +406,11 @@ def test_a_variable_overrides_one_setting_of_the_file_or_switches_it_off(file):
     assert audit.failback == MEANT.methods["/shop.Audit/*"].failback
     assert policy.methods["/shop.Orders/Get*"] == MEANT.methods["/shop.Orders/Get*"]
     assert policy.methods["/new/*"].timeout.timeout == 7.0
+    policy = from_env(
+        **{"METHODS__/shop.Orders/Get__TIMEOUT": "2", "METHODS__*__IDEMPOTENT": "true"}
+    )
+    assert policy.methods["/shop.Orders/Get"].timeout.timeout == 2.0
+    assert policy.methods["*"].idempotent
     for off in ("null", "false"):
         policy = from_env(CONFIG=str(file(TOML)), RETRY=off, TIMEOUT=off)
         assert policy.retry is policy.timeout is None
@@ -460,7 +465,6 @@ REFUSED_VARIABLES = [
     ("TIMEOUT__TIMEOT", "2", ": timeout: there is no setting 'timeot'"),
     ("RETRY", '{"max_attempts": 2}', ": retry: `retry_on` is missing"),
     ("METHODS", "none", ": methods: it must be a valid dictionary"),
-    ("METHODS__/SHOP.ORDERS/GET__TIMEOUT", "2", ": the name of a variable does not tell upper "),
     ("IDEMPOTENT", "yes", ": idempotent: it must be true or false"),
     ("CRITICALITY", "urgent", ": criticality: it is 'urgent', which is not a criticality; "),
     ("LIMIT", "adaptve", ': limit: it must be "adaptive", a number of calls, or a LimitPolicy, '),
