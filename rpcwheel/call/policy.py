@@ -491,9 +491,15 @@ class CallPolicy(MethodPolicy):
     @model_validator(mode="after")
     def _check_methods(self) -> Self:
         for pattern, own in self.methods.items():
-            if others := own.model_fields_set - MethodPolicy.model_fields.keys():
+            others = [
+                name
+                for name in sorted(own.model_fields_set - MethodPolicy.model_fields.keys())
+                if getattr(own, name)
+                != type(own).model_fields[name].get_default(call_default_factory=True)
+            ]
+            if others:
                 raise ConfigurationError(
-                    f'methods["{pattern}"]: a method cannot have {", ".join(sorted(others))}; give '
+                    f'methods["{pattern}"]: a method cannot have {", ".join(others)}; give '
                     f"a MethodPolicy, not a {type(own).__name__}"
                 )
         return self
