@@ -297,11 +297,11 @@ class RedisJournal(JournalBackend):
             if not isinstance(error, ResponseError):
                 self._is_checked = False  # it may come back as another server
             raise redis_error(self.url, error, ERRORS) from error
-        except (AttributeError, OSError, ValueError):
+        except Exception as error:
             if not self._closed:
                 raise
-            # redis-py cuts connections in use, and their requests fail with errors of Python.
             lost = redis.ConnectionError("closed during the request")
+            lost.__cause__ = error  # many kinds of errors, as the connection was cut
             raise JournalUnavailable(f"{self.url}: {lost}") from lost
 
     def _check_open(self) -> None:
