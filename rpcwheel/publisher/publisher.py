@@ -38,7 +38,7 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.notifications import FLUSH_TIMEOUT_S
 from rpcwheel._grpc.serving import has_terminated
 from rpcwheel.durations import MAX_NS, to_ns, to_seconds
-from rpcwheel.errors import ConfigurationError, public_name, safe_repr
+from rpcwheel.errors import ConfigurationError, public_name, safe_repr, short_repr
 from rpcwheel.events import WithdrawalFailed
 from rpcwheel.registry.registry import Registry, RegistryBase, checked_wait
 from rpcwheel.registry.url import DUBBO_SCHEMES
@@ -205,7 +205,7 @@ class PublisherBase(Generic[R]):
             "version": version,
             "protocol": protocol,
             "zone": zone,
-            "metadata": {} if metadata is None else metadata,
+            "metadata": _copied_metadata(metadata),
         }
         self._published: PublishedInstances[R] = PublishedInstances(
             entries,
@@ -595,6 +595,15 @@ def _checked_port(port: object) -> int:
     if not 0 <= port < 1 << 16:
         raise ConfigurationError(f"port must be from 1 to 65535, or 0 for any, not {port}")
     return port
+
+
+def _copied_metadata(metadata: Any) -> dict[str, str]:
+    try:
+        return dict(metadata or {})
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"metadata must be a mapping, such as {{'commit': 'abc'}}, not {short_repr(metadata)}"
+        ) from None
 
 
 def _checked_seconds(value: Duration, argument: str) -> float:

@@ -195,6 +195,15 @@ def test_the_settings_of_an_instance_are_published(shop, memory, registry):
     assert before - 1 <= instance.started_at <= time.time()
 
 
+@pytest.mark.parametrize("metadata", [{"commit": "abc"}, [("commit", "abc")]])
+def test_the_metadata_is_a_copy_of_a_mapping_or_of_pairs(shop, memory, metadata):
+    published = Publisher(shop.server, memory, SERVICE, port=0, metadata=metadata)
+    metadata.clear()
+    published.start()
+    assert published.instances[0].metadata == {"commit": "abc"}
+    published.stop(grace=0)
+
+
 def test_a_server_is_published_in_several_registries_and_those_of_the_user_stay_open(
     world, make_world_shop, publish, memory, registry
 ):
