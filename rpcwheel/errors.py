@@ -282,25 +282,29 @@ class ExtraMissing(RegistryError, ImportError):
 _MAX_REPR: Final = 200
 """Length of a value in a message, in characters."""
 
-_MAX_SEARCHED: Final = 1000
-"""Characters in which secrets are searched; of a long text, the time would grow with its square."""
 
-_SECRET: Final = re.compile(r"(?<=://)\S*(?=@)|(?<=password=)[^\s&'\"]+")
-"""The user and the password of a URL, and a password in its options."""
-
-
-def without_secrets(text: str) -> str:
-    """Replace the users and passwords of URLs in a text by `***`."""
-    return _SECRET.sub("***", text)
+def masked_url(url: str) -> str:
+    """Remove everything that may be secret from a URL, also a malformed one, for messages."""
+    begin = re.match(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//", url)
+    scheme = begin[0] if begin else ""
+    rest = url.removeprefix(scheme)
+    user, at, after = rest.rpartition("@")
+    if "?" in user:  # of a password, or of options that have the "@"
+        after = ""
+    return f"{scheme}{'***' + at if at else ''}{after.partition('?')[0]}"
 
 
 def short_repr(value: object) -> str:
     """Return the `repr` of a value for a message: cut if it is long, its type if it fails.
 
-    URLs in it have no passwords: a value may be given in the place of another.
+    A URL in it is masked with all that follows, as the value may be given in the place of another.
     """
     try:
-        text = without_secrets(repr(value)[:_MAX_SEARCHED])
+        if isinstance(value, str) and "://" in value:
+            value = masked_url(value)
+        before, mark, url = repr(value).partition("://")
+        masked = masked_url(f"//{url}").removeprefix("//")
+        text = f"{before}{mark}{masked}{'...' if '?' in url else ''}"
     except Exception:  # noqa: BLE001 - of the user's; or an integer of more than 4,300 digits
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}..."

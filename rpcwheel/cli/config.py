@@ -14,7 +14,8 @@ import typer
 
 from rpcwheel.backoff import JitteredWait
 from rpcwheel.call.policy import REPLACED, MethodPolicy
-from rpcwheel.errors import ConfigurationError, ExtraMissing, without_secrets
+from rpcwheel.errors import ConfigurationError, ExtraMissing, masked_url
+from rpcwheel.journal.url import parse_journal_url
 from rpcwheel.kit.config import policy_from_env, policy_from_file, settings_schema
 from rpcwheel.kit.policy import PREFIX, KitPolicy
 from rpcwheel.limit.policy import ADAPTIVE
@@ -212,10 +213,20 @@ def _settings(name: str, value: object, layers: Sequence[Layer]) -> Iterator[Set
         return
     for part in _names(type(value).__name__):
         source, set_there = _source_in(name, part, layers)
-        inner = getattr(value, part)
+        inner = _without_secrets(name, part, getattr(value, part))
         left_out = inner is None and set_there is not None
         note = "no effect: not shorter than timeout" if left_out else ""
         yield Setting(f"{name}.{part}", _as_plain(inner), source, note)
+
+
+def _without_secrets(name: str, part: str, value: Any) -> Any:
+    """Return a setting without passwords, as the output may be in the log of a CI job."""
+    match name, part, value:
+        case "failback", "journal", str():
+            return parse_journal_url(value).location
+        case "failback", "target", str() if "://" in value:
+            return masked_url(value)
+    return value
 
 
 def _source(name: str, layers: Sequence[Layer]) -> tuple[str, str]:
@@ -250,12 +261,9 @@ def _source_in(name: str, part: str, layers: Sequence[Layer]) -> tuple[str, obje
 
 
 def _as_plain(value: object) -> object:
-    """Return a value as a settings file has it; a wait as the table from which it is made.
-
-    The password of a journal is left out, as the output may be in the log of a CI job.
-    """
+    """Return a value as a settings file has it; a wait as the table from which it is made."""
     match value:
-        case None | bool() | int() | float() | date() | time():
+        case None | str() | bool() | int() | float() | date() | time():
             return value.label if isinstance(value, Criticality) else value
         case set() | frozenset():
             return sorted(map(str, value))
@@ -270,7 +278,7 @@ def _as_plain(value: object) -> object:
                 if getattr(value, name) != getattr(usual, name):
                     table[name] = getattr(value, name)
             return table
-    return without_secrets(str(value))
+    return str(value)
 
 
 def _as_json(value: Any) -> Any:

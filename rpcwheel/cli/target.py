@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Final, cast
 
-from rpcwheel.errors import without_secrets
+from rpcwheel.errors import masked_url
 from rpcwheel.instance import GRPC_SCHEMES, LARGEST_PORT, explicit_target
 
 from .findings import Problem
@@ -70,12 +70,12 @@ def parse_target(text: str) -> ServerTarget:
 
         scheme, _, rest = text.partition("://")
         if scheme in BACKENDS:
-            shown = without_secrets(text)
             raise ValueError(
-                f"{shown!r} is a registry; give HOST:PORT of a server, "
-                f"`rpcwheel registry ls {shown}` lists them"
+                "this is the URL of a registry; give HOST:PORT of a server, which "
+                "`rpcwheel registry ls URL` lists"
             )
-        raise ValueError(f"leave out {scheme}://, give HOST:PORT: {rest.rstrip('/')}")
+        address = masked_url(f"//{rest}").rpartition("@")[2].strip("/")
+        raise ValueError(f"leave out {scheme}://, give HOST:PORT: {address}")
     address = text.removeprefix(next(filter(text.startswith, SCHEMES), ""))
     if "," in address or "/" in address:  # several addresses, or that of a name server
         raise ValueError(f"give one HOST:PORT, not {text!r}")

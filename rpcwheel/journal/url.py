@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from rpcwheel._engines.urls import masked_url
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, masked_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

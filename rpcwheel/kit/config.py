@@ -39,7 +39,7 @@ from pydantic import ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticOmit
 
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, masked_url
 from rpcwheel.policy import Policy, field_at, messages_of, path_of, refusal, shown, types_in
 from rpcwheel.telemetry.switches import METRICS_VARIABLE, TRACES_VARIABLE
 
@@ -461,12 +461,13 @@ def _value(text: str, name: str) -> object:
 
 def _as_list(text: str) -> str:
     """Say how to write a text that looks like a list and is not JSON; "" for plain text."""
+    if "://" in text:
+        text = masked_url(text)
     parts = [part.strip(" []\"'") for part in text.split(",")]
     if len(parts) == 1 and not text.lstrip().startswith("["):
         return ""
     written = json.dumps([part for part in parts if part])
-    may_be_shown = len(written) <= MAX_EXAMPLE_LENGTH and not re.search("[:@]", text)
-    example = written if may_be_shown else '["...", "..."]'  # a URL may have a password
+    example = written if len(written) <= MAX_EXAMPLE_LENGTH else '["...", "..."]'
     return f" (not JSON; a list is written {example})"
 
 

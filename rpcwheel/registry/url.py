@@ -22,8 +22,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, quote, unquote
 
-from rpcwheel._engines.urls import masked_url
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, masked_url
 from rpcwheel.instance import LARGEST_PORT, NAME, checked_host
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from rpcwheel._engines.urls import masked_url
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, masked_url
 from rpcwheel.instance import GRPC_SCHEMES, joined
 from rpcwheel.registry.backends import check_scheme
 from rpcwheel.registry.url import DUBBO_SCHEMES, HEADLESS, RegistryUrl, parse_url

@@ -64,10 +64,17 @@ def test_a_call_timeout_can_be_pickled() -> None:
 
 
 def test_a_value_in_a_message_is_cut_and_has_no_secrets_of_urls() -> None:
-    urls = ["redis://shop:SECRET@10.0.0.7/0", "postgresql:///shop?password=SECRET&host=/run"]
-    shown = "['redis://***@10.0.0.7/0', 'postgresql:///shop?password=***&host=/run']"
-    assert errors.short_repr(urls) == shown
-    assert errors.short_repr("x" * 201) == f"'{'x' * 199}..."
+    for value, shown in [
+        ("redis://:SEC@RET SECRET@10.0.0.7/0", "'redis://***@10.0.0.7/0'"),
+        ("postgresql://shop?password=SECRET", "'postgresql://shop'"),
+        (["redis://:SEC@RET SECRET@10.0.0.7/0"], "['redis://***@10.0.0.7/0']"),
+        (["postgresql://shop?password=SECRET"], "['postgresql://shop..."),
+        (["redis://a:SECRET@h", "redis://b:SECRET@h"], "['redis://***@h']"),
+        ([f"redis://:{'SECRET' * 1000}@h"], "['redis://***@h']"),
+        (["a@b", "c?"], "['a@b', 'c?']"),
+        ("x" * 201, f"'{'x' * 199}..."),
+    ]:
+        assert errors.short_repr(value) == shown
 
 
 def test_a_value_whose_repr_raises_is_shown_as_its_type() -> None:

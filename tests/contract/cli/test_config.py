@@ -253,9 +253,19 @@ def test_check_prints_as_a_string_in_json_what_json_does_not_have(file, checked)
     assert checked()["failback.default"] == (default, "file")
 
 
-def test_check_prints_no_password_of_a_journal(file, checked) -> None:
-    file.write_text('failback = { retry_on = "UNKNOWN", journal = "redis://shop:x@10.0.0.7?db=2" }')
-    assert checked()["failback.journal"] == ("redis://***@10.0.0.7?db=2", "file")
+def test_check_prints_no_password_of_a_journal_and_a_target(file, checked) -> None:
+    file.write_text(
+        "[failback]\n"
+        'retry_on = "UNKNOWN"\n'
+        'journal = "redis://shop:a b@10.0.0.7?db=2"\n'
+        'target = "etcd://shop:x@10.0.0.7/shop.Orders"\n'
+        'default = "ask https://shop.example/?mail=ops@shop.example"'
+    )
+    settings = checked()
+    assert settings["failback.journal"] == ("redis://***@10.0.0.7?db=2", "file")
+    assert settings["failback.target"] == ("etcd://***@10.0.0.7/shop.Orders", "file")
+    default = "ask https://shop.example/?mail=ops@shop.example"
+    assert settings["failback.default"] == (default, "file")
 
 
 @pytest.fixture

@@ -459,7 +459,7 @@ REFUSED_VARIABLES = [
     ("RETRY_BACKOFF", "1", f": {UNKNOWN}RPCWHEEL_RETRY__BACKOFF?"),
     ("RETRY__RETRY_ON", "A,B", ' (not JSON; a list is written ["A", "B"]): retry.retry_on: '),
     ("RETRY__RETRY_ON", '["A"', ' (not JSON; a list is written ["A"]): retry.retry_on: '),
-    ("FAILBACK__JOURNAL", "redis://a:b@c,d", ' (not JSON; a list is written ["...", "..."]): '),
+    ("FAILBACK__JOURNAL", "a://b:c@d,e", ' (not JSON; a list is written ["a://***@d", "e"]): '),
     ("STATUS_TOKEN", "SECRET,token", ": status_token must have 16 characters or more"),
     ("RETRY__RETRY_ON", "UNAVAILBLE", ": retry.retry_on: "),
     ("TIMEOUT__TIMEOT", "2", ": timeout: there is no setting 'timeot'"),
