@@ -131,8 +131,6 @@ async def test_await_raises_the_exception_of_a_done_callback(aio_shop_channel):
 
 
 async def test_the_message_of_a_cancel_is_lost_in_a_call_with_one_response(shop, aio_shop_channel):
-    """Calls of rpcwheel raise the error of their last attempt, unless they are hedged."""
-
     async def awaited(call):
         return await call
 
