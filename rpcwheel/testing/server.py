@@ -156,13 +156,11 @@ class FlakyServer(Closing):
 
         Raises:
             ConfigurationError: `times`, `code`, `method` or `trailing_metadata` is invalid.
-            TypeError: `times` or `details` is of a wrong type.
+            TypeError: `times` is not an integer.
         """
         name = getattr(code, "name", code)
         if name not in CODES:
             raise ConfigurationError(f"code must be a status code other than OK, not {code!r}")
-        if not isinstance(details, str):
-            raise TypeError(f"details must be a string, not {details!r}")
         try:
             trailing = checked_metadata(trailing_metadata)
         except ConfigurationError as error:
@@ -255,8 +253,7 @@ class FlakyServer(Closing):
         self._reserved.close()
 
     def _add(self, fault: _Fault) -> None:
-        is_number = isinstance(fault.left, int) and not isinstance(fault.left, bool)
-        if fault.left is not None and not is_number:
+        if fault.left is not None and not isinstance(fault.left, int):
             raise TypeError(f"times must be a whole number or None, not {fault.left!r}")
         if fault.left is not None and fault.left < 1:
             raise ConfigurationError(
