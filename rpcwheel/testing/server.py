@@ -175,11 +175,13 @@ class FlakyServer(Closing):
         of HTTP/2 are answered.
 
         Args:
-            times: As in `fail`.
-            method: As in `fail`.
+            times: How many of the next calls; None for all until `recover`.
+            method: The full name of the method whose calls hang, or a pattern such as
+                `"/shop.Orders/*"`.
 
         Raises:
-            ConfigurationError, TypeError: As `fail`.
+            ConfigurationError: `times` or `method` is invalid.
+            TypeError: `times` is not an integer.
         """
         self._add(_Fault(method, times, math.inf))
 
@@ -188,11 +190,14 @@ class FlakyServer(Closing):
 
         Args:
             seconds: Seconds of real time, or a `timedelta`. A `ManualTimer` does not move them.
-            times: As in `fail`.
-            method: As in `fail`.
+            times: How many of the next calls; None for all until `recover`.
+            method: The full name of the method whose calls wait, or a pattern such as
+                `"/shop.Orders/*"`.
 
         Raises:
-            ConfigurationError, TypeError: As `fail`, or `seconds` is no time.
+            ConfigurationError: `seconds`, `times` or `method` is invalid.
+            TypeError: `times` is not an integer, or `seconds` is neither a number nor a
+                `timedelta`.
         """
         delay_ns = to_ns(seconds, subject="seconds")
         if delay_ns < 0:
@@ -207,11 +212,13 @@ class FlakyServer(Closing):
         status is sent.
 
         Args:
-            times: As in `fail`.
-            method: As in `fail`.
+            times: How many of the next calls; None for all until `recover`.
+            method: The full name of the method whose responses are lost, or a pattern such as
+                `"/shop.Orders/*"`.
 
         Raises:
-            ConfigurationError, TypeError: As `fail`.
+            ConfigurationError: `times` or `method` is invalid.
+            TypeError: `times` is not an integer.
         """
         self._add(_Fault(method, times, loses_response=True))
 
