@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import grpc
@@ -30,7 +29,7 @@ from rpcwheel.methods import checked_pattern, matches
 from rpcwheel.rpc import CODES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rpcwheel.durations import Duration
 
@@ -249,8 +248,7 @@ class FlakyServer(Closing):
             return
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="flaky-server")
         self._server = grpc.server(self._pool, options=[("grpc.so_reuseport", 1)])
-        handler = cast("grpc.GenericRpcHandler", SimpleNamespace(service=self._service))
-        self._server.add_generic_rpc_handlers([handler])
+        self._server.add_generic_rpc_handlers([_Services(self._service)])
         self._server.add_insecure_port(self.target)
         self._server.start()
 
@@ -345,6 +343,17 @@ class FlakyServer(Closing):
                     self._faults.remove(fault)
                 return fault
         return faults[-1] if faults else None
+
+
+class _Services(grpc.GenericRpcHandler):
+    """All methods of a server."""
+
+    def __init__(self, find: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler]) -> None:
+        self._find = find
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        """Return the handler of a method."""
+        return self._find(details)
 
 
 def _lose(context: grpc.ServicerContext) -> None:
