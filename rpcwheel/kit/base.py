@@ -454,7 +454,7 @@ class KitBase(
 
     # Servers
 
-    def server_options(  # noqa: D417 - the others are those of the function
+    def server_options(
         self,
         *,
         preset: ServerPreset = "wan",
@@ -473,8 +473,14 @@ class KitBase(
         the defaults of two of them come from it.
 
         Args:
+            preset: As there.
             keepalive: As there. None: `heartbeat.interval`, at least 1 s.
             ping_timeout: As there. None: `heartbeat.timeout` less `heartbeat.interval`.
+            while_idle: As there.
+            permit_every: As there.
+            connection_idle: As there.
+            connection_age: As there.
+            connection_grace: As there.
 
         Raises:
             ConfigurationError: A value is out of range.
