@@ -132,6 +132,7 @@ class Waiting:
         "limit_ns",
         "loop",
         "reason",
+        "reservation",
     )
 
     def __init__(
@@ -141,6 +142,7 @@ class Waiting:
         loop: Loop | None,
         limit_ns: int,
         reason: Reason,
+        reservation: int,
     ) -> None:
         """Wait.
 
@@ -150,12 +152,14 @@ class Waiting:
             loop: See `Loop`.
             limit_ns: How long it waits for the end of another attempt, at most.
             reason: Why it is not sent if it has waited for so long.
+            reservation: Of the token of the rate limit, for `TokenBucket.give_back`.
         """
         self._admission = admission
         self._token = token
         self.loop = loop
         self.limit_ns = limit_ns
         self.reason = reason
+        self.reservation = reservation
         self._timeout: Timeout | None = None
         self._callback: Callable[[], object] | None = None
         self._result: Admitted | NotSent | None = None
@@ -548,7 +552,7 @@ class MethodAdmission:
         if delay_ns == 0 and concurrency is not None:
             if not waiting.limit_ns:
                 if rate is not None:
-                    rate.bucket.give_back()
+                    rate.bucket.give_back(waiting.reservation)
                 return self._not_sent(waiting.reason)
             concurrency.waiting[waiting] = None
         return waiting, delay_ns
@@ -556,9 +560,11 @@ class MethodAdmission:
     def _new_waiting(self, token: int, loop: Loop | None, left_ns: int) -> Waiting:
         """Make an attempt that waits; `left_ns` is the time until its deadline."""
         limit_ns = 0 if self._concurrency is None else self._concurrency.max_wait_ns
+        reason = Reason.CONCURRENCY
         if left_ns < limit_ns:
-            return Waiting(self, token, loop, max(0, left_ns), Reason.DEADLINE)
-        return Waiting(self, token, loop, limit_ns, Reason.CONCURRENCY)
+            limit_ns, reason = max(0, left_ns), Reason.DEADLINE
+        reservation = 0 if self._rate is None else self._rate.bucket.full_ns
+        return Waiting(self, token, loop, limit_ns, reason, reservation)
 
     def _not_sent(self, reason: Reason, pushback_ns: int | None = None) -> NotSent:
         self.refusals[reason] += 1
@@ -647,7 +653,7 @@ class MethodAdmission:
             if concurrency is not None:
                 concurrency.waiting.pop(waiting, None)
             if self._rate is not None:
-                self._rate.bucket.give_back()
+                self._rate.bucket.give_back(waiting.reservation)
         self.release(token, self.now_ns())
 
     def schedule(self, task: Callable[[Timeout], object], delay_ns: int) -> Timeout | None:

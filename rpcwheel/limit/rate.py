@@ -78,7 +78,7 @@ class TokenBucket:
     integer nanoseconds on one clock that never goes back.
     """
 
-    __slots__ = ("_full_ns", "_interval_ns", "_span_ns")
+    __slots__ = ("_interval_ns", "_span_ns", "full_ns")
 
     def __init__(self, rate: float, burst: int | None = None) -> None:
         """Make a bucket that is full.
@@ -91,11 +91,12 @@ class TokenBucket:
             burst = max(1, math.ceil(rate))
         self._interval_ns = round(1e9 / rate)
         self._span_ns = (burst - 1) * self._interval_ns
-        self._full_ns = 0
+        self.full_ns = 0
+        """When it will be full; a reserved token counts as taken."""
 
     def wait_ns(self, now_ns: int) -> int:
         """Return how long it takes until there is a token: 0 if there is one."""
-        wait_ns = self._full_ns - self._span_ns - now_ns
+        wait_ns = self.full_ns - self._span_ns - now_ns
         return max(0, wait_ns)
 
     def take(self, now_ns: int, max_wait_ns: int = 0) -> int | None:
@@ -109,13 +110,21 @@ class TokenBucket:
             How long to wait before the token may be used: 0 for now. None: that would be longer
             than `max_wait_ns`, and no token was taken.
         """
-        full_ns = self._full_ns
+        full_ns = self.full_ns
         wait_ns = full_ns - self._span_ns - now_ns
         if wait_ns > max_wait_ns:
             return None
-        self._full_ns = max(now_ns, full_ns) + self._interval_ns
+        self.full_ns = max(now_ns, full_ns) + self._interval_ns
         return max(0, wait_ns)
 
-    def give_back(self) -> None:
-        """Return a token that was not used, such as that of a caller that has stopped waiting."""
-        self._full_ns -= self._interval_ns
+    def give_back(self, full_ns: int) -> None:
+        """Return a token that was not used, unless another was taken or reserved after it.
+
+        Callers keep the times that they have reserved. So a token before them would be used by a
+        later caller, together with the last of them (golang.org/x/time/rate, `CancelAt`).
+
+        Args:
+            full_ns: The attribute, as it was when the token was taken.
+        """
+        if full_ns == self.full_ns:
+            self.full_ns -= self._interval_ns

@@ -187,6 +187,28 @@ def test_a_token_is_not_reserved_past_the_deadline(timer):
     assert isinstance(admission.enter(1.5), Waiting)
 
 
+def test_no_attempt_begins_together_with_one_that_waits_behind_a_canceled_one(timer):
+    admission = admission_of(timer, rate=RatePolicy(rate=1.0, burst=1, max_wait=5.0))
+    admission.enter()
+    began = []
+
+    def wait(name):
+        attempt = admission.enter()
+        attempt.then(lambda: began.append((timer.now, name)))
+        return attempt
+
+    canceled, _, last = [wait(name) for name in ("canceled", "second", "last")]
+    canceled.cancel()
+    wait("newcomer")
+    last.cancel()
+    timer.advance(4.0)
+    assert began == [(2.0, "second"), (4.0, "newcomer")]
+    wait("next").cancel()
+    wait("in place of the next")
+    timer.advance(1.0)
+    assert began[2:] == [(5.0, "in place of the next")]
+
+
 def test_without_a_timer_no_attempt_waits(timer):
     admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=1, max_wait=10.0))
     admission.enter()

@@ -60,7 +60,7 @@ def test_a_token_is_taken_reserved_or_refused_as_in_a_bucket_that_counts(rate, b
         assert wait_ns is None or wait_ns == free_in_ns <= max_wait_ns
         assert wait_ns is not None or free_in_ns > max_wait_ns
         if is_returned and wait_ns is not None:
-            bucket.give_back()
+            bucket.give_back(bucket.full_ns)
             reference.give_back(now_ns)
 
 
