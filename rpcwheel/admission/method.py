@@ -357,9 +357,10 @@ class ConcurrencyGate:
     def _take(self) -> bool:
         if self.limit.take():
             return True
-        for loop in [each for each in self._loops if each.is_closed()]:
-            freed = self._loops.pop(loop, 0)
-            self.limit.running -= freed
+        for loop in [*self._loops]:  # a finalizer may end the last attempt of a loop meanwhile
+            if loop.is_closed():
+                freed = self._loops.pop(loop, 0)
+                self.limit.running -= freed
         return self.limit.take()
 
     def _note_loop(self, loop: Loop | None) -> None:

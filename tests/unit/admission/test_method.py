@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
+from contextlib import closing
 from datetime import timedelta
 from random import Random
 
@@ -169,6 +170,21 @@ def test_places_of_a_closed_loop_are_given_to_others_when_the_limit_is_reached(t
     admission.end(lost, "OK")
     not_taken.cancel()
     assert admission.status().running == 2
+
+
+def test_a_finalizer_ends_an_attempt_while_closed_loops_are_looked_for(timer):
+    class Loop(asyncio.SelectorEventLoop):
+        def is_closed(self):
+            if dropped:
+                admission.end(dropped.pop(), "CANCELLED")
+            return super().is_closed()
+
+    admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=2))
+    with closing(Loop()) as first, closing(Loop()) as second:
+        dropped = []
+        admission.enter(loop=first)
+        dropped.append(admission.enter(loop=second))
+        assert isinstance(admission.enter(), Admitted)
 
 
 def test_the_deadline_of_an_attempt_ends_its_wait(timer):
