@@ -240,9 +240,7 @@ class CircuitBreaker:
         with self._lock:
             if self._breaker.generation != generation:
                 return
-            transition = self._breaker.half_open(self._now_ns())
-        if transition is not None:
-            self.report(transition)
+            self._breaker.half_open(self._now_ns())  # no event and no timeout of this state
 
     @safe_repr
     def __repr__(self) -> str:
