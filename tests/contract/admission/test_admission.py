@@ -354,9 +354,10 @@ def test_a_call_waits_for_a_token_of_the_rate_limit(shop, client, timer):
     assert error.details() == "not sent: more calls per second than the rate limit allows"
     timer.advance(1.0)
     assert client.answer(second) == b"y"
-    assert len(shop.calls) == 2
+    assert (len(shop.calls), timer.pending) == (2, 1)
     timer.advance(1.0)
     assert client.answer(third) == b"z"
+    assert (len(shop.calls), timer.pending) == (3, 0)
 
 
 @pytest.fixture
