@@ -502,8 +502,8 @@ class HeartbeatManagerBase(Generic[H]):
             Its heartbeat, which ends with `detach()`, `close()`, or the channel.
 
         Raises:
-            TypeError: It is not a channel, or needs the manager for `grpc.aio` or for `grpc`; the
-                probe is not a probe.
+            TypeError: It is not a channel, or needs the manager for `grpc.aio` or for `grpc`, or is
+                a `BroadcastChannel` to a list of channels; the probe is not a probe.
             RuntimeError: This manager is closed.
             TimerStopped, TooManyTimeouts: The timer does not take the timeout; nothing is attached.
         """
@@ -513,6 +513,8 @@ class HeartbeatManagerBase(Generic[H]):
         refused, text = self._refused
         if isinstance(channel, refused):
             raise TypeError(f"{text}; not {channel!r}")
+        if isinstance(getattr(channel, "_channel", None), tuple):
+            raise TypeError(f"connection must be one channel; attach each channel of {channel!r}")
         probe = self._probe if probe is None else checked_probe(probe)
         key = id(channel)
         watched = self._heartbeats.get(key)

@@ -393,29 +393,28 @@ class KitBase(
         """
         self._refuse_closed()
         intercepted = self._intercept(channel, stacklevel=4)
-        if self._manager is not None:
-            heartbeat = self._watch(channel)
-            if heartbeat is not None:
-                on_close: Any = intercepted.on_close  # type: ignore[attr-defined]
-                on_close(heartbeat.detach)
+        if self._manager is not None and not self._watch_parts(channel):
+            on_close: Any = intercepted.on_close  # type: ignore[attr-defined]
+            on_close(self._manager.attach(channel).detach)
         return intercepted
 
-    def _watch(self, channel: Any) -> Any:
-        """Attach heartbeats. Returns that of the channel; None if its parts have their own."""
+    def _watch_parts(self, channel: Any) -> bool:
+        """Attach heartbeats to the parts of a channel; returns whether it consists of parts."""
         from rpcwheel.heartbeat.channel import channel_below_interceptors
 
         balancer, inner = self._load("balancer"), channel_below_interceptors(channel)
         if isinstance(inner, balancer.BroadcastChannel):
-            for below in inner.channels:
-                self._watch(below)
-            return None
+            for part in inner._channel:  # noqa: SLF001 - the list it was made of
+                if not self._watch_parts(part):
+                    self._manager.attach(part)
+            return True
         if not isinstance(inner, balancer.BalancedChannel):
-            return self._manager.attach(channel)
+            return False
         if inner not in self._balanced:
             self._balanced.add(inner)
             heartbeats = SubchannelHeartbeats(self._manager, None)
             inner.add_listener(heartbeats.add, heartbeats.remove)
-        return None
+        return True
 
     def _refuse_closed(self) -> None:
         """Refuse a channel whose heartbeats have ended."""
