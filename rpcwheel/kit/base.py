@@ -10,6 +10,7 @@ they have.
 from __future__ import annotations
 
 import importlib
+import os
 import warnings
 import weakref
 from contextlib import suppress
@@ -27,7 +28,6 @@ from .policy import PREFIX, KitPolicy, journal_problems
 from .subchannel_heartbeats import SubchannelHeartbeats
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import timedelta
 
@@ -271,8 +271,8 @@ class KitBase(
             self._manager = self._load("heartbeat").HeartbeatManager.from_policy(
                 policy.heartbeat, timer=self._timer
             )
-        self._balanced: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Balanced channels of the user's whose subchannels have heartbeats."""
+        self._balanced: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """The process that attached heartbeats to the subchannels, by balanced channel."""
         self._has_warned = False
         self._tables: list[ConnectionTable] = []  # of servers without a detector
         self._detectors: dict[Any, None] = {}  # a set in order, to which any thread may add
@@ -410,8 +410,8 @@ class KitBase(
             return True
         if not isinstance(inner, balancer.BalancedChannel):
             return False
-        if inner not in self._balanced:
-            self._balanced.add(inner)
+        if self._balanced.get(inner) != os.getpid():  # a forked child has no heartbeats
+            self._balanced[inner] = os.getpid()
             heartbeats = SubchannelHeartbeats(self._manager, None)
             inner.add_listener(heartbeats.add, heartbeats.remove)
         return True
