@@ -59,11 +59,7 @@ class BalancedChannelBase(Generic[S]):
     ) -> None:
         """Add callbacks like `on_subchannel` and `on_removed` of the constructor.
 
-        `on_subchannel` is also called with each subchannel that has a channel already, on this
-        thread.
-
-        Raises:
-            TypeError: One of them is not callable.
+        `on_subchannel` is also called with each subchannel that has a channel already.
         """
         self._pool.connections.add_listener(on_subchannel, on_removed)
 
