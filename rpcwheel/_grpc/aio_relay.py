@@ -276,13 +276,15 @@ class Relay(grpc.aio.Call):
         if not is_new and has_ended(call):
             self._on_done(call)
         else:
-            call.add_done_callback(
-                partial(_report_weakly, weakref.ref(self), self._number)
-                if self._cancels_when_dropped
-                else partial(_report, [self], self._number)
-            )
+            call.add_done_callback(self._end_callback())
         if self._signal is not None:
             self._signal.notify()
+
+    def _end_callback(self) -> Callback:
+        """Return a callback for the end of the running attempt; see the module docstring."""
+        if self._cancels_when_dropped:
+            return partial(_report_weakly, weakref.ref(self), self._number)
+        return partial(_report, [self], self._number)
 
     def pause(self) -> None:
         """Forward to no attempt until the next `begin` or `finish`."""
@@ -405,8 +407,8 @@ class Relay(grpc.aio.Call):
             self._uncertain, self._checks = call, 0
         if self._checks == len(STATUS_CHECK_DELAYS_S):
             return False
-        check_again = partial(self.attempt_ended, self._number)
-        asyncio.get_running_loop().call_later(STATUS_CHECK_DELAYS_S[self._checks], check_again)
+        delay_s, check_again = STATUS_CHECK_DELAYS_S[self._checks], self._end_callback()
+        asyncio.get_running_loop().call_later(delay_s, check_again, None)
         self._checks += 1
         return True
 

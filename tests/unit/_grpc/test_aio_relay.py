@@ -406,6 +406,15 @@ async def test_a_call_that_is_dropped_while_it_waits_for_the_servers_own_status_
     await aio_wait_until(lambda: failures)
 
 
+async def test_a_stream_that_is_dropped_while_it_waits_for_that_status_is_canceled():
+    relay, codes = StreamStreamRelay(), []
+    relay.add_done_callback(lambda call: codes.append(call.final))
+    relay.begin(attempt := RunningAttempt())
+    attempt.end_as(failure("INTERNAL", MADE_UP, Kind.STREAM_STREAM))
+    del relay
+    assert [await end.code() for end in codes] == [grpc.StatusCode.CANCELLED]
+
+
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "INTERNAL"])
 async def test_a_stream_waits_for_the_servers_own_status_without_a_callback(code, monkeypatch):
     """It ends with the status that was made up if no other comes (`INTERNAL`)."""
