@@ -114,8 +114,13 @@ def failure_of(call: Any) -> BaseException | None:
 def _was_canceled_here(call: Any) -> bool:
     """Whether the client has canceled a call; a server may pass on the details of another call."""
     task = getattr(call, "_interceptors_task", None)  # of a call with interceptors
-    if isinstance(task, asyncio.Task) and not task.cancelled() and task.exception() is None:
-        call = task.result()
+    if isinstance(task, asyncio.Task) and not task.cancelled():
+        if task.exception() is not None:
+            return False  # an interceptor has raised a status; a canceled one raises none
+        return isinstance(failure_of(task.result()), asyncio.CancelledError)
+    inner = getattr(call, "_call", None)  # of a stream whose interceptor returned an iterator
+    if isinstance(inner, grpc.aio.Call):
+        return isinstance(failure_of(inner), asyncio.CancelledError)
     core_call = getattr(call, "_cython_call", None)
     return core_call is None or bool(core_call.is_locally_cancelled())
 
