@@ -103,6 +103,8 @@ class RunningAttempt:
 
     def __getattr__(self, name):
         """The methods that wait for the status or the metadata."""
+        if name.startswith("_"):
+            raise AttributeError(name)
 
         async def of_end():
             await self._ended.wait()
@@ -492,6 +494,16 @@ async def test_a_write_ends_if_its_attempt_is_canceled_before_metadata_was_sent(
 async def test_an_attempt_that_raised_no_status_is_reported_as_failed(relay):
     relay.begin(call := failed_call(Kind.UNARY_UNARY, KeyError("a bug")))
     assert relay.failures == [(call, None)]  # None: the subclass asks the call
+
+
+@pytest.mark.parametrize(
+    ("details", "error"),
+    [(CANCELLED_HERE, asyncio.CancelledError), ("not now", grpc.aio.AioRpcError)],
+)
+async def test_the_details_tell_who_canceled_a_call_that_is_not_grpcs_own(details, error):
+    attempt = RunningAttempt()
+    attempt.end_as(failure("CANCELLED", details))
+    assert type(failure_of(attempt)) is error
 
 
 # Signals and tasks
