@@ -209,7 +209,8 @@ class Signal:
 
 _AWAITED: Final[set[Relay]] = set()
 """Relays for whose change a task waits. Asyncio has only weak references to tasks, so a task that
-has no other reference would be collected together with its relay."""
+has no other reference would be collected together with its relay. A task on a loop that was closed
+without canceling it is kept, as by gRPC's own calls."""
 
 
 class Relay(grpc.aio.Call):
