@@ -240,9 +240,8 @@ class BreakerOpen(RpcWheelError):
         self.retry_after = retry_after
 
     def __str__(self) -> str:
-        when = (
-            "" if self.retry_after is None else f"; it is tried again in {self.retry_after:.3g} s"
-        )
+        after = self.retry_after
+        when = "" if after is None else f"; it is tried again in {time_text(after)}"
         return f"{self.name} was not called, because its circuit breaker is open{when}"
 
 
@@ -281,6 +280,20 @@ class ExtraMissing(RegistryError, ImportError):
 
 _MAX_REPR: Final = 200
 """Length of a value in a message, in characters."""
+
+
+def three_digits(value: float) -> str:
+    """Return a number with three digits, or with all before the point, and without an exponent."""
+    if abs(value) >= 999.5:  # noqa: PLR2004 - rounded to 1,000
+        return f"{value:,.0f}"
+    text = f"{value:.3g}"
+    _, has_exponent, exponent = text.partition("e-")
+    return f"{value:.{int(exponent) + 2}f}".rstrip("0") if has_exponent else text
+
+
+def time_text(seconds: float) -> str:
+    """Return a time for a message: `0.25 s`, `86,500 s`."""
+    return f"{three_digits(seconds)} s"
 
 
 def masked_url(url: str) -> str:

@@ -34,11 +34,8 @@ def checked_pattern(pattern: str) -> str:
     """Return the pattern.
 
     Raises:
-        TypeError: It is no string.
         ConfigurationError: It is not valid.
     """
-    if not isinstance(pattern, str):
-        raise TypeError(f"methods are named by one string, not {pattern!r}: {_KNOWN}")
     if _FORM.fullmatch(pattern):
         return pattern
     bare = pattern.strip("/")

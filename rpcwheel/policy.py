@@ -158,13 +158,13 @@ def _without_address(value: Any) -> Any:
         return kind(map(_without_address, value))
     if isinstance(value, (FunctionType, MethodType)):
         return _Text(f"{value.__module__}.{value.__qualname__}")
-    if kind is partial:
-        parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
+    if isinstance(value, partial):
+        parts = [("func", value.func), ("args", value.args), *value.keywords.items()]
     elif getattr(kind, "__repr__", None) is object.__repr__:  # such as the objects of tenacity
-        parts = getattr(value, "__dict__", {})
+        parts = [*getattr(value, "__dict__", {}).items()]
     else:
         return value
-    shown_parts = ", ".join(f"{name}={_without_address(part)!r}" for name, part in parts.items())
+    shown_parts = ", ".join(f"{name}={_without_address(part)!r}" for name, part in parts)
     return _Text(f"{kind.__name__}({shown_parts})")
 
 

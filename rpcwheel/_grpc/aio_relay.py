@@ -114,8 +114,13 @@ def failure_of(call: Any) -> BaseException | None:
 def _was_canceled_here(call: Any) -> bool:
     """Whether the client has canceled a call; a server may pass on the details of another call."""
     task = getattr(call, "_interceptors_task", None)  # of a call with interceptors
-    if isinstance(task, asyncio.Task) and not task.cancelled() and task.exception() is None:
-        call = task.result()
+    if isinstance(task, asyncio.Task) and not task.cancelled():
+        if task.exception() is not None:
+            return False  # an interceptor has raised a status; a canceled one raises none
+        return isinstance(failure_of(task.result()), asyncio.CancelledError)
+    inner = getattr(call, "_call", None)  # of a stream whose interceptor returned an iterator
+    if isinstance(inner, grpc.aio.Call):
+        return isinstance(failure_of(inner), asyncio.CancelledError)
     core_call = getattr(call, "_cython_call", None)
     return core_call is None or bool(core_call.is_locally_cancelled())
 
@@ -204,7 +209,8 @@ class Signal:
 
 _AWAITED: Final[set[Relay]] = set()
 """Relays for whose change a task waits. Asyncio has only weak references to tasks, so a task that
-has no other reference would be collected together with its relay."""
+has no other reference would be collected together with its relay. A task on a loop that was closed
+without canceling it is kept, as by gRPC's own calls."""
 
 
 class Relay(grpc.aio.Call):
@@ -276,13 +282,15 @@ class Relay(grpc.aio.Call):
         if not is_new and has_ended(call):
             self._on_done(call)
         else:
-            call.add_done_callback(
-                partial(_report_weakly, weakref.ref(self), self._number)
-                if self._cancels_when_dropped
-                else partial(_report, [self], self._number)
-            )
+            call.add_done_callback(self._end_callback())
         if self._signal is not None:
             self._signal.notify()
+
+    def _end_callback(self) -> Callback:
+        """Return a callback for the end of the running attempt; see the module docstring."""
+        if self._cancels_when_dropped:
+            return partial(_report_weakly, weakref.ref(self), self._number)
+        return partial(_report, [self], self._number)
 
     def pause(self) -> None:
         """Forward to no attempt until the next `begin` or `finish`."""
@@ -405,8 +413,8 @@ class Relay(grpc.aio.Call):
             self._uncertain, self._checks = call, 0
         if self._checks == len(STATUS_CHECK_DELAYS_S):
             return False
-        check_again = partial(self.attempt_ended, self._number)
-        asyncio.get_running_loop().call_later(STATUS_CHECK_DELAYS_S[self._checks], check_again)
+        delay_s, check_again = STATUS_CHECK_DELAYS_S[self._checks], self._end_callback()
+        asyncio.get_running_loop().call_later(delay_s, check_again, None)
         self._checks += 1
         return True
 

@@ -11,11 +11,12 @@ Verified on 1.66 and 1.85; `tests/unit/_grpc/test_connectivity.py` fails if they
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from grpc._cython import cygrpc
+
+from .calls import ChannelMethods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,7 +68,7 @@ def state_reader(channel: Any) -> Callable[[bool], int]:
         return reader
 
     def read(try_to_connect: bool) -> int:
-        state = core_state(channel, try_to_connect=try_to_connect)
+        state = _own_state(channel, try_to_connect)
         return CORE_READY if state is None else STATES.index(state)
 
     return read
@@ -107,13 +108,14 @@ def core_state(
 
 
 def _own_state(channel: Any, try_to_connect: bool) -> grpc.ChannelConnectivity | None:
-    """Return the state that a `ReconnectingChannel` or `BalancedChannel` has; None if unknown."""
+    """Return the state that a `ReconnectingChannel` or `BalancedChannel` has; None if unknown.
+
+    A channel of the user's is not asked: pickers read states under the lock of their pool.
+    """
     for inner in nested_channels(channel):
-        get_state = getattr(inner, "get_state", None)
-        if isinstance(inner, grpc.Channel) and callable(get_state):
-            with suppress(Exception):  # a channel that the user wrote
-                state: object = get_state(try_to_connect)
-                return state if isinstance(state, grpc.ChannelConnectivity) else None
+        if isinstance(inner, ChannelMethods) and hasattr(inner, "get_state"):
+            state: grpc.ChannelConnectivity | None = inner.get_state(try_to_connect)
+            return state
     return None
 
 

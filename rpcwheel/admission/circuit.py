@@ -192,7 +192,8 @@ class CircuitBreaker:
     def _wait(self, delay_ns: int) -> None:
         """Check the health of the server, and become HALF_OPEN, after a delay."""
         timer = shared_timer() if self._timer is None else self._timer
-        generation = self._breaker.generation
+        breaker = self._breaker
+        generation = breaker.generation
         due = weak_callback(self._due, generation)
         timeout: Timeout | None
         try:
@@ -201,8 +202,7 @@ class CircuitBreaker:
             self._half_open(generation)  # the next calls find out whether the server works
             return
         with self._lock:
-            waits = self._breaker.state is BreakerState.OPEN
-            if waits and self._breaker.generation == generation:  # else it was opened again
+            if breaker.state is BreakerState.OPEN and breaker.generation == generation:
                 timeout, self._timeout = self._timeout, timeout
         if timeout is not None:
             timeout.cancel()
@@ -240,9 +240,7 @@ class CircuitBreaker:
         with self._lock:
             if self._breaker.generation != generation:
                 return
-            transition = self._breaker.half_open(self._now_ns())
-        if transition is not None:
-            self.report(transition)
+            self._breaker.half_open(self._now_ns())  # no event and no timeout of this state
 
     @safe_repr
     def __repr__(self) -> str:

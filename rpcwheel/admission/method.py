@@ -122,19 +122,27 @@ class Waiting:
         "__weakref__",
         "_admission",
         "_callback",
-        "_deadline_ns",
         "_due",
         "_due_ns",
-        "_reason",
         "_result",
         "_taken",
         "_timeout",
         "_token",
+        "_without_timer",
+        "limit_ns",
         "loop",
+        "reason",
+        "reservation",
     )
 
     def __init__(
-        self, admission: MethodAdmission, token: int, loop: Loop | None, deadline_ns: int
+        self,
+        admission: MethodAdmission,
+        token: int,
+        loop: Loop | None,
+        limit_ns: int,
+        reason: Reason,
+        reservation: int,
     ) -> None:
         """Wait.
 
@@ -142,19 +150,23 @@ class Waiting:
             admission: That of the method.
             token: Of the circuit breaker.
             loop: See `Loop`.
-            deadline_ns: The deadline of the attempt.
+            limit_ns: How long it waits for the end of another attempt, at most.
+            reason: Why it is not sent if it has waited for so long.
+            reservation: Of the token of the rate limit, for `TokenBucket.give_back`.
         """
         self._admission = admission
         self._token = token
         self.loop = loop
-        self._deadline_ns = deadline_ns
+        self.limit_ns = limit_ns
+        self.reason = reason
+        self.reservation = reservation
         self._timeout: Timeout | None = None
         self._callback: Callable[[], object] | None = None
         self._result: Admitted | NotSent | None = None
         self._taken = False
         self._due: Callable[[], object] = bool
         self._due_ns = NEVER
-        self._reason = Reason.CONCURRENCY  # why it is not sent if it cannot wait
+        self._without_timer = reason
 
     @property
     def has_ended(self) -> bool:
@@ -176,7 +188,7 @@ class Waiting:
         """Return the result, once `then` has reported it. The caller makes the attempt."""
         with self._admission.lock:
             self._taken = True
-            result = NotSent(self._reason) if self._result is None else self._result
+            result = NotSent(self.reason) if self._result is None else self._result
         if isinstance(result, Admitted):
             self._admission.watch_stream(result)
         return result
@@ -186,7 +198,7 @@ class Waiting:
         with self._admission.lock:
             if self._taken:
                 return
-            result, self._result = self._result, NotSent(self._reason)
+            result, self._result = self._result, NotSent(self.reason)
             self._callback = None
         if result is None:
             self._admission.forget(self, self._token)
@@ -233,21 +245,16 @@ class Waiting:
         if self.end(NotSent(Reason.CLOSED)):
             self._admission.forget(self, self._token)
 
-    def wait_for_token(self, due_ns: int) -> None:
-        """Wait until it has a token of the rate limit, probably at this time."""
-        self._due, self._due_ns, self._reason = self._admission.tokens_came, due_ns, Reason.RATE
-
-    def has_token(self) -> None:
-        """Go on with a token of the rate limit."""
-        self._admission.token_came(self)
+    def wait_for_token(self, delay_ns: int) -> None:
+        """Wait until a token of the rate limit may be used."""
+        self._schedule(lambda _=None: self._admission.token_came(self), delay_ns, Reason.RATE)
 
     def wait_for_permit(self) -> None:
         """Wait until another attempt has ended."""
-        wait_ns, reason = self._admission.permit_wait(self._admission.now_ns(), self._deadline_ns)
-        if wait_ns == 0:
-            self.refuse(reason)
+        if self.limit_ns == 0:
+            self.refuse(self.reason)
         else:
-            self._schedule(lambda _=None: self.refuse(reason), wait_ns, reason)
+            self._schedule(lambda _=None: self.refuse(self.reason), self.limit_ns, self.reason)
             self._admission.admit_waiting()
 
     def check_timer(self) -> None:
@@ -256,14 +263,14 @@ class Waiting:
         if self.has_ended:
             return
         if admission.timer_stopped:
-            self.refuse(self._reason)
+            self.refuse(self._without_timer)
         elif admission.now_ns() >= self._due_ns + TIMER_GRACE_NS:
             self._due()
 
     def _schedule(self, task: Callable[..., object], delay_ns: int, reason: Reason) -> None:
         """Run a task after a delay; refuse the attempt if there is no timer."""
         self._due, self._due_ns = task, self._admission.now_ns() + delay_ns
-        self._reason = reason
+        self._without_timer = reason
         timeout = self._admission.schedule(task, delay_ns)
         if timeout is None:
             self.refuse(reason)
@@ -281,46 +288,13 @@ class Waiting:
 
 
 class RateGate:
-    """A rate limit, and the attempts that wait for its tokens, oldest first."""
+    """A rate limit, and how long attempts wait for it."""
 
-    __slots__ = ("bucket", "max_wait_ns", "timeout", "waiting")
+    __slots__ = ("bucket", "max_wait_ns")
 
     def __init__(self, policy: RatePolicy) -> None:
         self.bucket = TokenBucket(policy.rate, policy.burst)
         self.max_wait_ns = to_ns(policy.max_wait)
-        self.waiting: OrderedDict[Waiting, None] = OrderedDict()
-        self.timeout: Timeout | None = None
-        """Of the next token, if an attempt waits."""
-
-    def reset_after_fork(self) -> None:
-        """Forget the attempts that wait."""
-        self.waiting.clear()
-        self.timeout = None
-
-    def next_waiting(self, now_ns: int) -> list[Waiting]:
-        """Return the attempts that have a token now."""
-        ready = []
-        while self.waiting and self.bucket.take(now_ns, has_waited=True):
-            try:
-                ready.append(self.waiting.popitem(last=False)[0])
-            except KeyError:  # a finalizer that has run meanwhile has taken it
-                self.bucket.give_back(now_ns)
-        return ready
-
-    def forget(self, waiting: Waiting, now_ns: int) -> None:
-        """Let an attempt not wait any more, or give back its token, which was not used."""
-        if waiting not in self.waiting:
-            self.bucket.give_back(now_ns)
-            return
-        del self.waiting[waiting]
-        if not self.waiting:
-            self.cancel_timeout()
-
-    def cancel_timeout(self) -> None:
-        """Cancel the timeout, if there is one."""
-        timeout, self.timeout = self.timeout, None
-        if timeout is not None:
-            timeout.cancel()
 
 
 class ConcurrencyGate:
@@ -383,9 +357,10 @@ class ConcurrencyGate:
     def _take(self) -> bool:
         if self.limit.take():
             return True
-        for loop in [each for each in self._loops if each.is_closed()]:
-            freed = self._loops.pop(loop, 0)
-            self.limit.running -= freed
+        for loop in [*self._loops]:  # a finalizer may end the last attempt of a loop meanwhile
+            if loop.is_closed():
+                freed = self._loops.pop(loop, 0)
+                self.limit.running -= freed
         return self.limit.take()
 
     def _note_loop(self, loop: Loop | None) -> None:
@@ -479,9 +454,8 @@ class MethodAdmission:
         self.refusals.clear()
         self._watched, self._proven = {}, {}
         self._throttled_since_ns = None  # the timeout that looks for the end is gone
-        for gate in (self._rate, self._concurrency):
-            if gate is not None:
-                gate.reset_after_fork()
+        if self._concurrency is not None:
+            self._concurrency.reset_after_fork()
 
     # --- Attempts ---
 
@@ -513,9 +487,9 @@ class MethodAdmission:
             if result.reason is Reason.THROTTLE:
                 self._report_throttled(now_ns)
         elif not isinstance(result, Admitted):
-            waiting, needs_token = result
-            if needs_token:
-                self.wait_for_tokens()
+            waiting, delay_ns = result
+            if delay_ns:
+                waiting.wait_for_token(delay_ns)
             else:
                 waiting.wait_for_permit()
             return waiting
@@ -557,35 +531,41 @@ class MethodAdmission:
 
     def _enter_limits(
         self, now_ns: int, token: int, timeout_s: float | None, loop: Loop | None
-    ) -> Admitted | NotSent | tuple[Waiting, bool]:
+    ) -> Admitted | NotSent | tuple[Waiting, int]:
         """Ask throttle, rate and concurrency, under the lock.
 
         Returns:
-            The result, or an attempt that waits, and whether it does so for a token of the rate.
+            The result, or an attempt that waits, with the time until it has a token of the rate.
         """
         throttle, rate, concurrency = self._throttle, self._rate, self._concurrency
         if throttle is not None and throttle.refuses(now_ns):
             return self._not_sent(Reason.THROTTLE, throttle.window_ns)
         left_ns = NEVER if timeout_s is None else max(0, math.ceil(timeout_s * 1e9))
+        delay_ns = 0
         if rate is not None:
-            delay_ns = rate.bucket.wait_ns(now_ns, len(rate.waiting))
-            if delay_ns > min(rate.max_wait_ns, left_ns):
+            taken = rate.bucket.take(now_ns, min(rate.max_wait_ns, left_ns))
+            if taken is None:
                 return self._not_sent(Reason.RATE)
-            if rate.waiting or not rate.bucket.take(now_ns):
-                waiting = Waiting(self, token, loop, now_ns + left_ns)
-                waiting.wait_for_token(now_ns + delay_ns)
-                rate.waiting[waiting] = None
-                return waiting, True
-        if concurrency is None or concurrency.take(loop):
+            delay_ns = taken
+        if delay_ns == 0 and (concurrency is None or concurrency.take(loop)):
             return Admitted(now_ns, token, loop)
-        wait_ns, reason = self.permit_wait(now_ns, now_ns + left_ns)
-        if not wait_ns:
-            if rate is not None:
-                rate.bucket.give_back(now_ns)
-            return self._not_sent(reason)
-        waiting = Waiting(self, token, loop, now_ns + left_ns)
-        concurrency.waiting[waiting] = None
-        return waiting, False
+        waiting = self._new_waiting(token, loop, left_ns - delay_ns)
+        if delay_ns == 0 and concurrency is not None:
+            if not waiting.limit_ns:
+                if rate is not None:
+                    rate.bucket.give_back(waiting.reservation)
+                return self._not_sent(waiting.reason)
+            concurrency.waiting[waiting] = None
+        return waiting, delay_ns
+
+    def _new_waiting(self, token: int, loop: Loop | None, left_ns: int) -> Waiting:
+        """Make an attempt that waits; `left_ns` is the time until its deadline."""
+        limit_ns = 0 if self._concurrency is None else self._concurrency.max_wait_ns
+        reason = Reason.CONCURRENCY
+        if left_ns < limit_ns:
+            limit_ns, reason = max(0, left_ns), Reason.DEADLINE
+        reservation = 0 if self._rate is None else self._rate.bucket.full_ns
+        return Waiting(self, token, loop, limit_ns, reason, reservation)
 
     def _not_sent(self, reason: Reason, pushback_ns: int | None = None) -> NotSent:
         self.refusals[reason] += 1
@@ -646,39 +626,6 @@ class MethodAdmission:
 
     # --- For attempts that wait ---
 
-    def permit_wait(self, now_ns: int, deadline_ns: int) -> tuple[int, Reason]:
-        """Return how long an attempt may wait for another to end, and why it is refused then."""
-        most_ns = 0 if self._concurrency is None else self._concurrency.max_wait_ns
-        left_ns = max(0, deadline_ns - now_ns)
-        return (left_ns, Reason.DEADLINE) if left_ns < most_ns else (most_ns, Reason.CONCURRENCY)
-
-    def wait_for_tokens(self) -> None:
-        """Run `tokens_came` when there is a token for the first attempt that waits for one."""
-        rate = self._rate
-        if rate is None:
-            return
-        refused: list[Waiting] = []
-        with self.lock:
-            if rate.waiting and rate.timeout is None:
-                delay_ns = rate.bucket.wait_ns(self.now_ns())
-                rate.timeout = self.schedule(self.tokens_came, delay_ns)
-                if rate.timeout is None:
-                    refused += rate.waiting
-        for waiting in refused:
-            waiting.refuse(Reason.RATE)
-
-    def tokens_came(self, _: Timeout | None = None) -> None:
-        """Go on with the attempts for which there are tokens of the rate limit now."""
-        rate, now_ns = self._rate, self.now_ns()
-        if rate is None:
-            return
-        with self.lock:
-            ready = rate.next_waiting(now_ns)
-            rate.cancel_timeout()  # if it is late
-        for waiting in ready:
-            waiting.has_token()
-        self.wait_for_tokens()
-
     def token_came(self, waiting: Waiting) -> None:
         """Go on with an attempt that has a token of the rate limit now."""
         now_ns, concurrency = self.now_ns(), self._concurrency
@@ -707,7 +654,7 @@ class MethodAdmission:
             if concurrency is not None:
                 concurrency.waiting.pop(waiting, None)
             if self._rate is not None:
-                self._rate.forget(waiting, self.now_ns())
+                self._rate.bucket.give_back(waiting.reservation)
         self.release(token, self.now_ns())
 
     def schedule(self, task: Callable[[Timeout], object], delay_ns: int) -> Timeout | None:

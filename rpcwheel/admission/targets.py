@@ -290,7 +290,6 @@ class Breakers:
                 a target share a breaker (`per="target"`), only `"*"`.
 
         Raises:
-            TypeError: It is no string.
             ConfigurationError: It is neither, or names no breaker.
         """
         self._set(methods, Breaker.force_open)

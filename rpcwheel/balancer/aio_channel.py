@@ -251,13 +251,12 @@ class _WaitingCalls:
     def hold(self, call: _BalancedCall, *, weakly: bool) -> None:
         """Add a waiting call; its `try_begin` is called until `release`."""
         reference = weakref.ref(call)
-        if reference not in self.calls:
-            self._poll_s = min(self._poll_s, poll_interval_s(len(self.calls)))
-            if self.calls:  # the others need not pick again now
-                self._poll_soon(self._poll_s)
-                self._pool.jobs.enter().call_soon(self._begin, reference)
-            else:
-                self._poll_soon(0)
+        self._poll_s = min(self._poll_s, poll_interval_s(len(self.calls)))
+        if self.calls:  # the others need not pick again now
+            self._poll_soon(self._poll_s)
+            self._pool.jobs.enter().call_soon(self._begin, reference)
+        else:
+            self._poll_soon(0)
         self.calls[reference] = None if weakly else call
 
     def release(self, call: _BalancedCall) -> None:
@@ -425,11 +424,6 @@ class _BalancedCall(TransportCall):
     def rpcwheel_server(self) -> Subchannel | None:
         """The subchannel of the call, for `server_of`; None if it has not begun."""
         return self._subchannel
-
-    async def _wait_for_change(self) -> None:
-        if self._waiting is not None:  # the task that awaits may have no other reference
-            self._method.pool.waiting.hold(self, weakly=False)
-        await super()._wait_for_change()
 
     def try_begin(self) -> None:
         """Begin the attempt if a subchannel is READY; end the call if it must not wait longer."""

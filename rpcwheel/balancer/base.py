@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Generic
 
 from rpcwheel.errors import public_name, safe_repr
-from rpcwheel.instance import ServiceInstance
 
 from .subchannel import READY, S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import grpc
+
+    from rpcwheel.instance import ServiceInstance
 
     from .subchannels import SubchannelPool
 
@@ -36,12 +36,8 @@ class BalancedChannelBase(Generic[S]):
         removed, `policy.self_preservation` keeps those that still answer.
 
         Raises:
-            TypeError: It is not a list, or an element is not a `ServiceInstance`; nothing has
-                changed.
+            TypeError: An element is not a `ServiceInstance`; nothing has changed.
         """
-        given: object = instances
-        if isinstance(given, ServiceInstance) or not isinstance(given, Iterable):
-            raise TypeError(f"instances must be a list of ServiceInstance, not {given!r}")
         self._pool.update(tuple(instances))
 
     def report_error(self, error: str, *, wait: bool = False) -> None:
@@ -59,11 +55,7 @@ class BalancedChannelBase(Generic[S]):
     ) -> None:
         """Add callbacks like `on_subchannel` and `on_removed` of the constructor.
 
-        `on_subchannel` is also called with each subchannel that has a channel already, on this
-        thread.
-
-        Raises:
-            TypeError: One of them is not callable.
+        `on_subchannel` is also called with each subchannel that has a channel already.
         """
         self._pool.connections.add_listener(on_subchannel, on_removed)
 

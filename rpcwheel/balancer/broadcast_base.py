@@ -120,11 +120,6 @@ class BroadcastBase:
             f"{hint}"
         )
 
-    @property
-    def channels(self) -> tuple[Any, ...]:
-        """The channels to which calls go: the `BalancedChannel`, or those of the list."""
-        return self._channel if isinstance(self._channel, tuple) else (self._channel,)
-
     def _balanced(self, use: str) -> Any:
         """Return the `BalancedChannel`.
 

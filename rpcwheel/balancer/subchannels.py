@@ -109,7 +109,12 @@ class Connections(Generic[S]):
         self._pool = pool
         self._connect = connect
         self._own = own
-        self._listeners = [_checked_listener(on_subchannel, on_removed)]
+        self._listeners = [
+            (
+                _checked_callback(on_subchannel, "on_subchannel"),
+                _checked_callback(on_removed, "on_removed"),
+            )
+        ]
         self._connecting: set[S] = set()
         self._replaced: list[Any] = []  # that the user has closed or drained
         self.leaving: list[S] = []
@@ -185,7 +190,8 @@ class Connections(Generic[S]):
             new.drain(0)
             return self.connection_of(subchannel)
         for on_subchannel, _ in listeners:
-            run_callback(self._pool.name, on_subchannel, subchannel)
+            if on_subchannel is not None:
+                run_callback(self._pool.name, on_subchannel, subchannel)
         return new
 
     def try_connect(self, subchannel: S) -> str:
@@ -209,14 +215,14 @@ class Connections(Generic[S]):
         self, on_subchannel: Callable[[S], object], on_removed: Callable[[S], object]
     ) -> None:
         """Add callbacks; calls `on_subchannel` with each subchannel that has a channel already."""
-        pool, listener = self._pool, _checked_listener(on_subchannel, on_removed)
+        pool = self._pool
         with pool.lock:
-            self._listeners.append(listener)
+            self._listeners.append((on_subchannel, on_removed))
             connected = [
                 subchannel for subchannel in pool.subchannels if subchannel.connection is not None
             ]
         for subchannel in connected:
-            run_callback(pool.name, listener[0], subchannel)
+            run_callback(pool.name, on_subchannel, subchannel)
 
     def drain_now(self, subchannels: Iterable[S]) -> None:
         """Close the connections of removed subchannels when their calls have ended."""
@@ -228,7 +234,8 @@ class Connections(Generic[S]):
                 reason=f"{subchannel.id} was removed from {pool.name}",
             )
             for _, on_removed in tuple(self._listeners):
-                run_callback(pool.name, on_removed, subchannel)
+                if on_removed is not None:
+                    run_callback(pool.name, on_removed, subchannel)
 
     def has_left(self, subchannel: S) -> None:
         """Forget a removed subchannel whose connection is closed."""
@@ -746,23 +753,10 @@ def subchannel_options(options: object) -> list[tuple[str, Any]]:
     return checked if MAX_RECONNECT_BACKOFF[0] in names else [*checked, MAX_RECONNECT_BACKOFF]
 
 
-def _checked_listener(on_subchannel: Any, on_removed: Any) -> tuple[Any, Any]:
-    return (
-        _checked_callback(on_subchannel, "on_subchannel"),
-        _checked_callback(on_removed, "on_removed"),
-    )
-
-
 def _checked_callback(callback: Any, name: str) -> Any:
-    if callback is None:
-        return _ignore
-    if not callable(callback):
+    if callback is not None and not callable(callback):
         raise TypeError(f"{name} must be callable as {name}(subchannel), not {callback!r}")
     return callback
-
-
-def _ignore(_: object) -> None:
-    """There is no callback."""
 
 
 def _place(instance: ServiceInstance) -> tuple[str, int, str]:

@@ -407,6 +407,7 @@ class RetryingCall(Relay):
         if self._state.channel_calls.add_waiting(self):
             go_on, stopped = self._go_on, self._timer_stopped
             if self._cancels_when_dropped:
+                # A stream that its caller drops ends at once, so nothing else may keep it.
                 go_on, stopped = weak_callback(go_on), weak_callback(stopped)
             self._wait = _TimerWait(self._state, self._context, go_on, stopped)
             self._wait.start(at_ns, self._deadline_ns)
@@ -595,12 +596,7 @@ class RetryingCall(Relay):
 
 
 class _TimerWait:
-    """A wait for the next attempt, which ends too if the timer is late or was stopped.
-
-    It does not keep a stream alive, so that one that its caller drops ends at once. With
-    `client_interceptors`, and after an error of an inner interceptor that is not an `AioRpcError`,
-    the stream is in a reference cycle, and ends when the garbage collector finds it.
-    """
+    """A wait for the next attempt, which ends too if the timer is late or was stopped."""
 
     __slots__ = (
         "_check",

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from rpcwheel.backoff import wait_of_call
 from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.errors import FailbackError
+from rpcwheel.errors import FailbackError, time_text
 from rpcwheel.events import (
     CallbackFailed,
     DefaultResponseUsed,
@@ -286,7 +286,8 @@ def _no_time_left(left_ns: int, delay_ns: int | None) -> Stop:
         return BACKOFF_INFINITE
     left_s, delay_s = to_seconds(max(0, left_ns)), to_seconds(delay_ns)
     return Stop(
-        f"its deadline is in {left_s:.3g} s, and the next attempt would be in {delay_s:.3g} s"
+        f"its deadline is in {time_text(left_s)}, and the next attempt would be in "
+        f"{time_text(delay_s)}"
     )
 
 

@@ -6,7 +6,7 @@ Shared by `sync_call` and `aio_call`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rpcwheel._grpc.calls import FailureStatus, copy_of
 from rpcwheel.durations import NEVER, to_ns, to_seconds
@@ -17,7 +17,7 @@ from .idempotency import checked_order_key, key_of, new_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from rpcwheel._grpc.calls import Details, Metadata
+    from rpcwheel._grpc.calls import Details
     from rpcwheel.durations import Duration
     from rpcwheel.rpc import Kind
 
@@ -184,16 +184,8 @@ def default_messages(default: Any) -> Sequence[Any]:
     return default if isinstance(default, (list, tuple)) else (default,)
 
 
-class ResponseStatus(TypedDict):
-    """The status of a response of a policy, apart from its code, which is OK."""
-
-    details: str
-    initial: Metadata
-    trailing: Metadata
-
-
-def response_status(outcome: str | None, error: BaseException) -> ResponseStatus:
-    """Return the status of a response of a policy, with the metadata of the failed call.
+def response_status(outcome: str | None, error: BaseException) -> dict[str, Any]:
+    """Return the details and the metadata of a response of a policy, as keyword arguments.
 
     Args:
         outcome: What failback did with the call: "queued" or "dropped"; None if the response is

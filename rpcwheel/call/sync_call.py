@@ -103,9 +103,9 @@ NO_STATUS: Final = Stop("it failed without a status")
 
 
 def _with_defaults(details: Any, config: MethodConfig) -> Any:
-    """Return call details with the metadata of the call, which each attempt can read.
+    """Return call details with reusable metadata and the criticality.
 
-    They have the `wait_for_ready` of the method if none is set.
+    They have the method's `wait_for_ready` if the caller set none.
     """
     metadata = getattr(details, "metadata", None)
     complete = call_metadata(reusable_metadata(metadata), config.criticality)

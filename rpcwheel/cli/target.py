@@ -15,7 +15,7 @@ from rpcwheel.instance import GRPC_SCHEMES, LARGEST_PORT, explicit_target
 
 from .findings import Problem
 
-SCHEMES: Final = ("dns:///", "dns:", "ipv4:", "ipv6:", "passthrough:///")
+SCHEMES: Final = ("dns:", "ipv4:", "ipv6:", "passthrough:///")
 
 NOT_SUPPORTED: Final = GRPC_SCHEMES - {"dns", "ipv4", "ipv6", "unix"}
 
@@ -60,8 +60,9 @@ def parse_target(text: str) -> ServerTarget:
         if not path:
             raise ValueError("a Unix socket needs a path: unix:/run/app.sock")
         return ServerTarget("", 0, path)
-    scheme = text.partition(":")[0].lower()
-    if scheme in NOT_SUPPORTED:
+    scheme, colon, _ = text.partition(":")
+    scheme = scheme.lower()
+    if colon and scheme in NOT_SUPPORTED:
         raise ValueError(
             f"give HOST:PORT, [IPv6]:PORT or unix:/path, not a target of {scheme!r}: {text}"
         )
@@ -76,15 +77,24 @@ def parse_target(text: str) -> ServerTarget:
             )
         address = masked_url(f"//{rest}").rpartition("@")[2].strip("/")
         raise ValueError(f"leave out {scheme}://, give HOST:PORT: {address}")
-    address = text.removeprefix(next(filter(text.startswith, SCHEMES), ""))
-    if "," in address or "/" in address:  # several addresses, or that of a name server
-        raise ValueError(f"give one HOST:PORT, not {text!r}")
-    host, port = _host_and_port(address)
+    host, port = _host_and_port(_without_scheme(text))
     if not host:
         raise ValueError(f"{text!r} has no host; give HOST:PORT, such as localhost:50051")
     if not (port.isascii() and port.isdigit()) or not 0 < int(port) <= LARGEST_PORT:
         raise ValueError(f"the port must be a number from 1 to {LARGEST_PORT}, not {port!r}")
     return ServerTarget(host, int(port))
+
+
+def _without_scheme(text: str) -> str:
+    prefix = next(filter(text.startswith, SCHEMES), "")
+    address = text.removeprefix(prefix)
+    if prefix:  # gRPC reads `dns:shop:80`, `dns:/shop:80` and `dns:///shop:80` alike
+        if address.startswith("//") and not address.startswith("///"):
+            raise ValueError(f"leave out the name server; give HOST:PORT, not {text!r}")
+        address = address.removeprefix("//").removeprefix("/")
+    if "," in address:
+        raise ValueError(f"{text!r} has several addresses; give one HOST:PORT")
+    return address
 
 
 def _host_and_port(text: str) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rpcwheel.errors import three_digits
 from rpcwheel.status.sections import RATE, SECTIONS, TEXT, Column, Section
 
 from .findings import printable
@@ -49,16 +50,11 @@ def seconds(value: float | None) -> str:
         return ""
     for limit, factor, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (100.0, 1.0, "s")):
         if value < limit:
-            return f"{_digits(value * factor)} {unit}" if value else "0"
+            return f"{three_digits(value * factor)} {unit}" if value else "0"
     for limit, divisor, unit in ((7200, 60, "min"), (172_800, 3600, "h")):
         if value < limit:
-            return f"{_digits(value / divisor)} {unit}"
+            return f"{three_digits(value / divisor)} {unit}"
     return f"{value / 86_400:.1f} d"
-
-
-def _digits(value: float) -> str:
-    """Return three digits, and never an exponent: 999.6 is "1000"."""
-    return f"{float(f'{value:.3g}'):g}"
 
 
 def _limited(text: Callable[[Any], str]) -> Callable[..., str]:

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Final, NamedTuple
 
-from rpcwheel.errors import InstanceIdConflict
+from rpcwheel.errors import InstanceIdConflict, time_text
 
 __all__ = [
     "BreakerClosed",
@@ -99,8 +99,8 @@ class LogLine(NamedTuple):
     level: int
     template: str
     """A %-template over the event's fields, the texts of `Event.log_texts`, and `call`: `name` and
-    `function`. `%(count call)s` is the field `count` with a noun: `1 call`, `2 calls`. A field that
-    ends with `_s` has its unit: `0.25 s`."""
+    `function`. `%(count call)s` is the field `count` with a noun: `1 call`, `2 calls`.
+    `%(delay_s s)s` is the field `delay_s` with its unit: `0.25 s`."""
     subject: str | None = None
     """Names of fields, separated by spaces. The rate is limited for each combination of their
     values. None: those of `Event.subject_fields`."""
@@ -113,7 +113,7 @@ class LogLine(NamedTuple):
 
     @property
     def counted_fields(self) -> list[tuple[str, str]]:
-        """The fields that the template has with a noun, each with the noun."""
+        """The fields that the template has with a noun or `s`, each with that word."""
         return re.findall(r"%\((\w+) (\w+)\)s", self.template)
 
 
@@ -146,11 +146,6 @@ def labeled_method(target: str, method: str) -> str:
 def plural(count: object, noun: str) -> str:
     """Return a number with its noun: `1 call`, `2 calls`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def time_text(seconds: float) -> str:
-    """Return a time with three digits, or with all before the point: `0.25 s`, `86,400 s`."""
-    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"  # noqa: PLR2004
 
 
 class Event:
@@ -190,7 +185,7 @@ class TaskSlow(_TimerEvent):
 
     log_line = LogLine(
         WARNING,
-        "%(timer)s: task %(task)s blocked the timer's thread for %(duration_s)s; "
+        "%(timer)s: task %(task)s blocked the timer's thread for %(duration_s s)s; "
         "run blocking work on an executor",
     )
     metric = Count("timer_tasks_slow", "Tasks that blocked the timer's thread.")
@@ -253,7 +248,7 @@ class FailbackQueued(_FailbackEvent):
 
     log_line = LogLine(
         WARNING,
-        "%(call)s failed and was queued, next attempt in %(delay_s)s, "
+        "%(call)s failed and was queued, next attempt in %(delay_s s)s, "
         "%(pending)d queued: %(error)s",
     )
     metric = Count("failback_queued", "Calls that failed and were queued.")
@@ -270,8 +265,8 @@ class FailbackAttemptFailed(_FailbackEvent):
 
     log_line = LogLine(
         INFO,
-        "%(call)s failed %(attempts)d times in %(waited_s)s, "
-        "next attempt in %(delay_s)s: %(error)s",
+        "%(call)s failed %(attempts)d times in %(waited_s s)s, "
+        "next attempt in %(delay_s s)s: %(error)s",
     )
     metric = Count(
         "failback_attempts_failed",
@@ -289,7 +284,7 @@ class FailbackAttemptFailed(_FailbackEvent):
 class FailbackDelivered(_FailbackEvent):
     """A queued call succeeded at attempt `attempts`, `waited_s` after its first attempt."""
 
-    log_line = LogLine(INFO, "%(call)s was delivered at attempt %(attempts)d, after %(waited_s)s")
+    log_line = LogLine(INFO, "%(call)s was delivered at attempt %(attempts)d, after %(waited_s s)s")
     metric = Count("failback_delivered", "Queued calls that succeeded.")
     histogram = Count(
         "failback_delivery_seconds",
@@ -309,7 +304,8 @@ class FailbackGaveUp(_FailbackEvent):
 
     log_line = LogLine(
         ERROR,
-        "%(call)s was given up after %(attempts)d attempts in %(waited_s)s, %(reason)s: %(error)s",
+        "%(call)s was given up after %(attempts)d attempts in %(waited_s s)s, "
+        "%(reason)s: %(error)s",
         traceback=True,
     )
     metric = Count("failback_gave_up", "Queued calls that were given up.")
@@ -373,7 +369,7 @@ class FailbackLost(_FailbackEvent):
     log_line = LogLine(
         ERROR,
         "%(name)s: %(count call)s not delivered, %(reason)s; "
-        "the oldest waited %(oldest_s)s: %(functions)s",
+        "the oldest waited %(oldest_s s)s: %(functions)s",
         subject="name",
     )
     metric = Count(
@@ -443,7 +439,7 @@ class JournalRecovered(_FailbackEvent):
 
     log_line = LogLine(
         INFO,
-        "%(journal)s: calls can be stored again after %(after_s)s",
+        "%(journal)s: calls can be stored again after %(after_s s)s",
         subject="journal",
         interval_s=OUTAGE_INTERVAL_S,
         always_after=JournalFailed,
@@ -480,7 +476,7 @@ class _CallEvent(Event):
 class CallSlow(_CallEvent):
     """A call still runs `elapsed_s` after its start. `side` is "client" or "server"."""
 
-    log_line = LogLine(WARNING, "%(method)s (%(side)s) still runs after %(elapsed_s)s")
+    log_line = LogLine(WARNING, "%(method)s (%(side)s) still runs after %(elapsed_s s)s")
     metric = Count("slow_calls", "Calls that took longer than slow_call_threshold.", "method side")
     method: str
     side: str
@@ -493,7 +489,7 @@ class RetryScheduled(_CallEvent):
 
     log_line = LogLine(
         INFO,
-        "%(method)s failed with %(code)s at attempt %(attempts)d, next attempt in %(delay_s)s",
+        "%(method)s failed with %(code)s at attempt %(attempts)d, next attempt in %(delay_s s)s",
     )
     metric = Count(
         "retries",
@@ -560,7 +556,7 @@ class DefaultResponseUsed(_CallEvent):
 class StreamStalled(_CallEvent):
     """A response stream was canceled, because no message came for `silent_s`."""
 
-    log_line = LogLine(WARNING, "%(method)s was canceled, no message for %(silent_s)s")
+    log_line = LogLine(WARNING, "%(method)s was canceled, no message for %(silent_s s)s")
     metric = Count("streams_stalled", "Streams ended by message_timeout.")
     method: str
     silent_s: float
@@ -575,7 +571,7 @@ class DeadlineExceededBeforeStart(_CallEvent):
 
     log_line = LogLine(
         WARNING,
-        "%(method)s was refused, its deadline passed %(late_s)s before the handler could start",
+        "%(method)s was refused, its deadline passed %(late_s s)s before the handler could start",
     )
     metric = Count(
         "deadlines_exceeded_before_start",
@@ -625,7 +621,7 @@ class OverloadEnded(_CallEvent):
 
     log_line = LogLine(
         INFO,
-        "%(server)s is no longer overloaded; it has refused %(refused call)s in %(duration_s)s",
+        "%(server)s is no longer overloaded; it has refused %(refused call)s in %(duration_s s)s",
         subject="server",
         always_after=OverloadBegan,
     )
@@ -689,7 +685,7 @@ class BreakerClosed(_CallEvent):
 
     log_line = LogLine(
         INFO,
-        "%(target)s %(method)s: the circuit breaker is closed again, after %(duration_s)s",
+        "%(target)s %(method)s: the circuit breaker is closed again, after %(duration_s s)s",
         subject="target method",
         always_after=BreakerOpened,
     )
@@ -720,7 +716,7 @@ class ThrottleEnded(_CallEvent):
     log_line = LogLine(
         INFO,
         "%(target)s %(method)s: the client sends all calls again; it has not sent %(refused call)s "
-        "in %(duration_s)s",
+        "in %(duration_s s)s",
         subject="target method",
         always_after=ThrottleBegan,
     )
@@ -736,7 +732,7 @@ class LateResponse(_CallEvent):
 
     log_line = LogLine(
         WARNING,
-        "%(name)s: the response to %(key)s came %(late_s)s after the call had %(ending)s",
+        "%(name)s: the response to %(key)s came %(late_s s)s after the call had %(ending)s",
         subject="name",
     )
     name: str
@@ -804,7 +800,7 @@ class HeartbeatMissed(_ConnectionEvent):
     log_line = LogLine(
         INFO,
         "%(target)s: heartbeat missed, %(misses)d in a row, "
-        "nothing read for %(silent_s)s (%(answer)s)",
+        "nothing read for %(silent_s s)s (%(answer)s)",
         interval_s=OUTAGE_INTERVAL_S,
     )
     metric = Count("heartbeats_missed", "Heartbeats without an answer in time.")
@@ -820,7 +816,7 @@ class ConnectionDead(_ConnectionEvent):
 
     log_line = LogLine(
         WARNING,
-        "%(target)s: connection dead, nothing read for %(silent_s)s, %(misses heartbeat)s "
+        "%(target)s: connection dead, nothing read for %(silent_s s)s, %(misses heartbeat)s "
         "missed, %(calls call)s in flight",
         interval_s=OUTAGE_INTERVAL_S,
     )
@@ -860,7 +856,7 @@ class ConnectionAlive(_ConnectionEvent):
 
     log_line = LogLine(
         INFO,
-        "%(target)s: connection alive after %(after_s)s without an answer",
+        "%(target)s: connection alive after %(after_s s)s without an answer",
         interval_s=OUTAGE_INTERVAL_S,
         always_after=ConnectionDead,
     )
@@ -875,7 +871,7 @@ class ConnectionIdle(_ConnectionEvent):
 
     log_line = LogLine(
         INFO,
-        "%(peer)s: idle for %(idle_s)s, %(reason)s, %(calls call)s and %(streams stream)s open",
+        "%(peer)s: idle for %(idle_s s)s, %(reason)s, %(calls call)s and %(streams stream)s open",
         subject="peer",
         interval_s=OUTAGE_INTERVAL_S,
     )
@@ -891,7 +887,7 @@ class ConnectionClosed(_ConnectionEvent):
     """A server closed an idle connection."""
 
     log_line = LogLine(
-        INFO, "%(peer)s: connection closed, idle for %(idle_s)s, %(reason)s", subject="peer"
+        INFO, "%(peer)s: connection closed, idle for %(idle_s s)s, %(reason)s", subject="peer"
     )
     metric = Count(
         "connections_closed_idle",
@@ -955,7 +951,7 @@ class SubchannelHealthy(_ConnectionEvent):
 
     log_line = LogLine(
         INFO,
-        "%(channel)s: %(subchannel)s is healthy again, after %(after_s)s",
+        "%(channel)s: %(subchannel)s is healthy again, after %(after_s s)s",
         subject="channel subchannel",
         interval_s=OUTAGE_INTERVAL_S,
         always_after=SubchannelUnhealthy,
@@ -1117,7 +1113,7 @@ class RegistryRecovered(_RegistryEvent):
 
     log_line = LogLine(
         INFO,
-        "%(registry)s: the registry answers again after %(after_s)s",
+        "%(registry)s: the registry answers again after %(after_s s)s",
         interval_s=OUTAGE_INTERVAL_S,
         always_after=RegistryFailed,
     )

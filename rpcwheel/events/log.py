@@ -25,11 +25,11 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from rpcwheel.errors import InstanceIdConflict, RpcWheelError
+from rpcwheel.errors import InstanceIdConflict, RpcWheelError, time_text
 
-from .events import Event, LogLine, plural, time_text
+from .events import Event, LogLine, plural
 from .rate_limit import RateLimiter, Suppressed
 
 MAX_LINE: Final = 600
@@ -131,7 +131,7 @@ def _report(count: Suppressed) -> None:
         }
         logger.log(
             line.level,
-            "%s: %d more %s not logged within %.3g s",
+            "%s: %d more %s not logged within %g s",
             values["subject"] or logger.name,
             count.number,
             values["kind"],
@@ -183,13 +183,12 @@ def _texts(event: Event, values: dict[str, Value], more: str, max_text: int) -> 
     error = values.get("error") or "no answer"
     line = event.log_line
     counted = line.counted_fields if line is not None else ()
-    counts = {f"{field} {noun}": plural(values[field], noun) for field, noun in counted}
-    times = {
-        field: time_text(value)
-        for field, value in values.items()
-        if field.endswith("_s") and isinstance(value, (int, float))
-    }
-    return {**values, **times, **counts, "call": call, **computed, "error": error, "more": more}
+    counts = {f"{field} {noun}": _with_unit(values[field], noun) for field, noun in counted}
+    return {**values, **counts, "call": call, **computed, "error": error, "more": more}
+
+
+def _with_unit(value: Any, unit: str) -> str:
+    return time_text(value) if unit == "s" else plural(value, unit)
 
 
 def _has_status(error: BaseException) -> bool:

@@ -22,7 +22,6 @@ server closed because it was idle.
 `rules.py`      States, times derived from the settings, actions.
 `core.py`       Decides when a heartbeat is sent, and when a connection is dead. No I/O.
 `channel.py`    The channel that is watched: what differs if it is no `ReconnectingChannel`.
-`readings.py`   What users can read of a heartbeat.
 `monitor.py`    Heartbeats and their manager, as far as they are the same for both worlds.
 `sync.py`       The adapter for `grpc`.
 `aio.py`        The adapter for `grpc.aio`: `rpcwheel.heartbeat.aio`, with the same names.

@@ -17,6 +17,7 @@ import enum
 import inspect
 import threading
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
@@ -40,7 +41,6 @@ from rpcwheel.transport.probe import ALIVE, UNANSWERED, HealthProbe, ProbeResult
 from .channel import WatchedChannel, channel_below_interceptors
 from .core import HeartbeatCore
 from .policy import HeartbeatPolicy
-from .readings import HeartbeatReadings
 from .rules import HeartbeatRules, HeartbeatState, LastActivity, Reconnect, Send, StateChanged
 
 if TYPE_CHECKING:
@@ -74,9 +74,30 @@ class Work(enum.Enum):
     """Events and listeners."""
 
 
+@dataclass(frozen=True, slots=True)
+class HeartbeatStatus:
+    """The heartbeat of a channel."""
+
+    target: str
+    state: str
+    rtt_s: float | None
+    misses: int
+    sent: int
+    answered: int
+    replaced: int
+    serving: bool | None
+    """The status that the server reported (`grpc.health.v1`); None: none yet."""
+    silence_s: float | None
+    """Seconds since anything was read; None: never was anything."""
+    problem: str
+
+
 @public_name("Heartbeat")
-class HeartbeatBase(HeartbeatReadings, ABC):
+class HeartbeatBase(ABC):
     """The heartbeat of one connection; created by `HeartbeatManager.attach`. Thread-safe."""
+
+    target: str
+    """The target of the channel, such as `"127.0.0.1:50051"`; its `repr` if that is not known."""
 
     def __init__(
         self,
@@ -138,6 +159,97 @@ class HeartbeatBase(HeartbeatReadings, ABC):
     @abstractmethod
     def _cancel(self, call: Any) -> None:
         """Cancel a heartbeat whose answer no longer counts. Never blocks; any thread."""
+
+    # State
+
+    @property
+    def connection(self) -> Any:
+        """The watched channel, below its interceptors; None if its user has dropped it."""
+        return self._channel.get()
+
+    @property
+    def state(self) -> HeartbeatState:
+        """The state at the last look: at most an interval ago; while suspect, at most a tick."""
+        return self._core.state
+
+    @property
+    def last_read(self) -> float | None:
+        """When anything was last read, in seconds on the timer's clock; None: never."""
+        return _seconds(self._channel.activity.last_read_ns)
+
+    @property
+    def last_write(self) -> float | None:
+        """When anything was last written, in seconds on the timer's clock; None: never."""
+        return _seconds(self._channel.activity.last_write_ns)
+
+    @property
+    def last_use(self) -> float | None:
+        """When a call (not a heartbeat) last began, read or wrote, on the timer's clock.
+
+        None: never, or not known, because the channel is not a `ReconnectingChannel`.
+        """
+        return _seconds(self._channel.activity.last_use_ns)
+
+    @property
+    def silence(self) -> float | None:
+        """Seconds since anything was last read; None: nothing was ever read."""
+        read_ns = self._channel.activity.last_read_ns
+        return None if read_ns is None else _seconds(max(0, self._now_ns() - read_ns))
+
+    @property
+    def rtt(self) -> float | None:
+        """Seconds that the last answered heartbeat took; None before the first answer."""
+        return _seconds(self._core.rtt_ns)
+
+    @property
+    def misses(self) -> int:
+        """Heartbeats in a row that were missed."""
+        return self._core.misses
+
+    @property
+    def sent(self) -> int:
+        """Heartbeats sent in all."""
+        return self._core.sent
+
+    @property
+    def answered(self) -> int:
+        """Heartbeats answered in all."""
+        return self._core.answered
+
+    @property
+    def replaced(self) -> int:
+        """How often the connection was replaced because it was dead."""
+        return self._core.replaced
+
+    @property
+    def serving(self) -> bool | None:
+        """The status that the server last reported (`grpc.health.v1`); None: none yet."""
+        return self._core.serving
+
+    def status(self) -> HeartbeatStatus | None:
+        """Describe the heartbeat now; None if it has ended."""
+        state = str(self.state)
+        if state == "closed":
+            return None
+        problem = state if state in {"suspect", "dead"} else ""
+        if not problem and self.serving is False:
+            problem = "not serving"
+        return HeartbeatStatus(
+            self.target,
+            state,
+            self.rtt,
+            self.misses,
+            self.sent,
+            self.answered,
+            self.replaced,
+            self.serving,
+            self.silence,
+            problem,
+        )
+
+    @safe_repr
+    def __repr__(self) -> str:
+        return f"<Heartbeat of {self.target}: {self.state}>"
 
     # Listeners, requests, end
 
@@ -502,8 +614,8 @@ class HeartbeatManagerBase(Generic[H]):
             Its heartbeat, which ends with `detach()`, `close()`, or the channel.
 
         Raises:
-            TypeError: It is not a channel, or needs the manager for `grpc.aio` or for `grpc`; the
-                probe is not a probe.
+            TypeError: It is not a channel, or needs the manager for `grpc.aio` or for `grpc`, or is
+                a `BroadcastChannel` to a list of channels; the probe is not a probe.
             RuntimeError: This manager is closed.
             TimerStopped, TooManyTimeouts: The timer does not take the timeout; nothing is attached.
         """
@@ -513,6 +625,8 @@ class HeartbeatManagerBase(Generic[H]):
         refused, text = self._refused
         if isinstance(channel, refused):
             raise TypeError(f"{text}; not {channel!r}")
+        if isinstance(getattr(channel, "_channel", None), tuple):
+            raise TypeError(f"connection must be one channel; attach each channel of {channel!r}")
         probe = self._probe if probe is None else checked_probe(probe)
         key = id(channel)
         watched = self._heartbeats.get(key)
@@ -579,6 +693,10 @@ def status_name(error: Exception) -> str:
         return type(error).__name__
     status = error.code() if hasattr(error, "code") else None
     return str(getattr(status, "name", "UNKNOWN"))
+
+
+def _seconds(ns: int | None) -> float | None:
+    return None if ns is None else to_seconds(ns)
 
 
 def _check_listener(listener: Any) -> None:

@@ -217,7 +217,7 @@ class DetectorBase:
         return self._closed
 
     def change(self, **settings: Any) -> IdlePolicy:
-        """Change settings of the policy. After the end, only `policy` changes.
+        """Change settings of the policy.
 
         Connections that are about to be closed are examined again by the new policy. The next check
         is a whole `check_interval` away. Thread-safe.
@@ -231,11 +231,11 @@ class DetectorBase:
         with self._lock:
             policy = self._policy.replace(**settings)
             limits = Limits(policy)
+            self._table.set_heartbeats(policy.heartbeats)
             with self._table.lock:  # a round that runs uses either the old limits or the new
                 self._policy, self._limits = policy, limits
-                if self._table.owner is self:  # else another detector may have it by now
-                    self._table.set_heartbeats(policy.heartbeats)
-                    self._forget_decisions()
+                for entry in self._table.entries():
+                    entry.pending = None
             self._restart_interval()
         return policy
 
@@ -253,14 +253,10 @@ class DetectorBase:
         with self._table.lock:
             if self._table.owner is self:
                 self._table.owner = None
-                self._forget_decisions()
+                for entry in self._table.entries():
+                    entry.pending = None
         if not was_closed:
             EXECUTOR.submit(("idle", id(self)), self._free)
-
-    def _forget_decisions(self) -> None:
-        """Close no connection by an earlier decision. Under the lock of the table."""
-        for entry in self._table.entries():
-            entry.pending = None
 
     def _free(self) -> None:
         """Free the descriptors. Waits for a round that runs."""

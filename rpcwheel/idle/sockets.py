@@ -28,7 +28,6 @@ import struct
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
@@ -42,7 +41,7 @@ if sys.platform != "win32":
     import termios
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
 Address: TypeAlias = tuple[str, int]
@@ -367,8 +366,7 @@ class ServerPorts(NamedTuple):
         """
         if ports is None:
             return cls(None)
-        each_byte_is_a_port = isinstance(ports, (bytes, bytearray))
-        if each_byte_is_a_port or not isinstance(ports, (int, str, Iterable)):
+        if isinstance(ports, (bytes, bytearray)):  # each of its bytes would be a port
             raise TypeError(f"ports is {ports!r}; {PORTS_HELP}")
         several = [ports] if isinstance(ports, (int, str)) else list(ports)
         if not several:

@@ -365,7 +365,7 @@ class _Succeeded:
         self.call = call
 
     def exception(self) -> None:
-        """Return None: the attempt has succeeded."""
+        pass
 
 
 def _result(name: str, call: AnyCall) -> Any:

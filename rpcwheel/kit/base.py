@@ -10,6 +10,7 @@ they have.
 from __future__ import annotations
 
 import importlib
+import os
 import warnings
 import weakref
 from contextlib import suppress
@@ -27,7 +28,6 @@ from .policy import PREFIX, KitPolicy, journal_problems
 from .subchannel_heartbeats import SubchannelHeartbeats
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from datetime import timedelta
 
@@ -271,8 +271,8 @@ class KitBase(
             self._manager = self._load("heartbeat").HeartbeatManager.from_policy(
                 policy.heartbeat, timer=self._timer
             )
-        self._balanced: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Balanced channels of the user's whose subchannels have heartbeats."""
+        self._balanced: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """The process that attached heartbeats to the subchannels, by balanced channel."""
         self._has_warned = False
         self._tables: list[ConnectionTable] = []  # of servers without a detector
         self._detectors: dict[Any, None] = {}  # a set in order, to which any thread may add
@@ -393,29 +393,28 @@ class KitBase(
         """
         self._refuse_closed()
         intercepted = self._intercept(channel, stacklevel=4)
-        if self._manager is not None:
-            heartbeat = self._watch(channel)
-            if heartbeat is not None:
-                on_close: Any = intercepted.on_close  # type: ignore[attr-defined]
-                on_close(heartbeat.detach)
+        if self._manager is not None and not self._watch_parts(channel):
+            on_close: Any = intercepted.on_close  # type: ignore[attr-defined]
+            on_close(self._manager.attach(channel).detach)
         return intercepted
 
-    def _watch(self, channel: Any) -> Any:
-        """Attach heartbeats. Returns that of the channel; None if its parts have their own."""
+    def _watch_parts(self, channel: Any) -> bool:
+        """Attach heartbeats to the parts of a channel; returns whether it consists of parts."""
         from rpcwheel.heartbeat.channel import channel_below_interceptors
 
         balancer, inner = self._load("balancer"), channel_below_interceptors(channel)
         if isinstance(inner, balancer.BroadcastChannel):
-            for below in inner.channels:
-                self._watch(below)
-            return None
+            for part in inner._channel:  # noqa: SLF001 - the list it was made of
+                if not self._watch_parts(part):
+                    self._manager.attach(part)
+            return True
         if not isinstance(inner, balancer.BalancedChannel):
-            return self._manager.attach(channel)
-        if inner not in self._balanced:
-            self._balanced.add(inner)
+            return False
+        if self._balanced.get(inner) != os.getpid():  # a forked child has no heartbeats
+            self._balanced[inner] = os.getpid()
             heartbeats = SubchannelHeartbeats(self._manager, None)
             inner.add_listener(heartbeats.add, heartbeats.remove)
-        return None
+        return True
 
     def _refuse_closed(self) -> None:
         """Refuse a channel whose heartbeats have ended."""
@@ -454,7 +453,7 @@ class KitBase(
 
     # Servers
 
-    def server_options(  # noqa: D417 - the others are those of the function
+    def server_options(
         self,
         *,
         preset: ServerPreset = "wan",
@@ -473,8 +472,14 @@ class KitBase(
         the defaults of two of them come from it.
 
         Args:
+            preset: As there.
             keepalive: As there. None: `heartbeat.interval`, at least 1 s.
             ping_timeout: As there. None: `heartbeat.timeout` less `heartbeat.interval`.
+            while_idle: As there.
+            permit_every: As there.
+            connection_idle: As there.
+            connection_age: As there.
+            connection_grace: As there.
 
         Raises:
             ConfigurationError: A value is out of range.

@@ -146,8 +146,6 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
             continue
         is_token = place == ("status_token",) and text.strip() not in OFF
         value = text if is_token else _value(text, name)
-        if isinstance(value, (int, float)) and _is_text(place) and text.strip() not in OFF:
-            value = text
         origins[place] = name if value != text or is_token else name + _as_list(text)
         _merge(tree, checked_tree(_nest(place, value), name))
 
@@ -276,17 +274,9 @@ def _without_false(tree: dict[str, Any], place: SettingPath) -> dict[str, Any]:
 
 def _may_be_none(place: SettingPath) -> bool:
     """Return whether `false` means None here. It does not for booleans."""
-    kinds = _types_at(place)
-    return type(None) in kinds and bool not in kinds
-
-
-def _is_text(place: SettingPath) -> bool:
-    return _types_at(place) - {type(None)} == {str}
-
-
-def _types_at(place: SettingPath) -> set[type]:
     _, field = field_at(KitPolicy, place)
-    return set() if field is None else set(types_in(field.annotation))
+    kinds = set() if field is None else set(types_in(field.annotation))
+    return type(None) in kinds and bool not in kinds
 
 
 # Files

@@ -78,7 +78,7 @@ class TokenBucket:
     integer nanoseconds on one clock that never goes back.
     """
 
-    __slots__ = ("_full_ns", "_interval_ns", "_span_ns")
+    __slots__ = ("_interval_ns", "_span_ns", "full_ns")
 
     def __init__(self, rate: float, burst: int | None = None) -> None:
         """Make a bucket that is full.
@@ -91,26 +91,40 @@ class TokenBucket:
             burst = max(1, math.ceil(rate))
         self._interval_ns = round(1e9 / rate)
         self._span_ns = (burst - 1) * self._interval_ns
-        self._full_ns = 0
+        self.full_ns = 0
+        """When it will be full; a reserved token counts as taken."""
 
-    def wait_ns(self, now_ns: int, ahead: int = 0) -> int:
-        """Return the time until there is a token, after those for which `ahead` others wait."""
-        return max(0, self._full_ns + ahead * self._interval_ns - self._span_ns - now_ns)
+    def wait_ns(self, now_ns: int) -> int:
+        """Return how long it takes until there is a token: 0 if there is one."""
+        wait_ns = self.full_ns - self._span_ns - now_ns
+        return max(0, wait_ns)
 
-    def take(self, now_ns: int, *, has_waited: bool = False) -> bool:
-        """Take a token; False if there is none.
+    def take(self, now_ns: int, max_wait_ns: int = 0) -> int | None:
+        """Take a token, or reserve the next one that is free.
 
         Args:
             now_ns: The time now.
-            has_waited: Whether it is for a caller that has waited. Then the bucket had no tokens
-                for others, so none was lost because it was full, although this call is late.
-        """
-        if self._full_ns - self._span_ns > now_ns:
-            return False
-        full_ns = self._full_ns if has_waited else max(self._full_ns, now_ns)
-        self._full_ns = full_ns + self._interval_ns
-        return True
+            max_wait_ns: How long the caller would wait for it.
 
-    def give_back(self, now_ns: int) -> None:
-        """Return a token that was not used."""
-        self._full_ns = max(self._full_ns - self._interval_ns, now_ns)
+        Returns:
+            How long to wait before the token may be used: 0 for now. None: that would be longer
+            than `max_wait_ns`, and no token was taken.
+        """
+        full_ns = self.full_ns
+        wait_ns = full_ns - self._span_ns - now_ns
+        if wait_ns > max_wait_ns:
+            return None
+        self.full_ns = max(now_ns, full_ns) + self._interval_ns
+        return max(0, wait_ns)
+
+    def give_back(self, full_ns: int) -> None:
+        """Return a token that was not used, unless another was taken or reserved after it.
+
+        Callers keep the times that they have reserved. So a token before them would be used by a
+        later caller, together with the last of them (golang.org/x/time/rate, `CancelAt`).
+
+        Args:
+            full_ns: The attribute, as it was when the token was taken.
+        """
+        if full_ns == self.full_ns:
+            self.full_ns -= self._interval_ns

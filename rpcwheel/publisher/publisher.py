@@ -348,26 +348,28 @@ class PublisherBase(Generic[R]):
     def _set_serving(self) -> None:
         self._must_set_not_serving = True
         if self._health is not None:
-            set_health = partial(self._call_if_starting, self._health.set)
-            self._set_health(set_health, ServingStatus.SERVING)
+            self._set_health(self._call_if_starting, ServingStatus.SERVING)
 
-    def _set_health(self, set_health: Callable[..., object], status: ServingStatus) -> None:
+    def _set_health(self, call: Callable[..., object], status: ServingStatus) -> None:
         services = [instance.service for instance in self.instances]
         for service in ("", *services):  # "" is the whole server
-            self._server.call(set_health, service, status.value)
+            call(self._health.set, service, status.value)
 
     def _publish(self) -> None:
         self._published.publish()
         if self._on_serving is not None:
-            start_serving = partial(self._call_if_starting, self._on_serving)
-            self._undo_on_serving = self._server.call(start_serving, self)
+            self._undo_on_serving = self._call_if_starting(self._on_serving, self)
 
     def _call_if_starting(self, function: Callable[..., Any], *args: object) -> Any:
-        """Call user code of the start, unless a stop was requested.
+        """Call user code of the start where the server runs, unless a stop was requested.
 
-        Runs where the server runs: in grpc.aio, `start()` may be canceled before the loop calls it.
+        The state is read there: in grpc.aio, `start()` may be canceled before the loop calls it.
         """
-        return function(*args) if self._state is PublisherState.STARTING else None
+
+        def call() -> Any:
+            return function(*args) if self._state is PublisherState.STARTING else None
+
+        return self._server.call(call)
 
     # Stop
 
@@ -460,7 +462,7 @@ class PublisherBase(Generic[R]):
         if callable(enter_shutdown):
             self._server.call(enter_shutdown)
         elif self._health is not None:
-            self._set_health(self._health.set, ServingStatus.NOT_SERVING)
+            self._set_health(self._server.call, ServingStatus.NOT_SERVING)
 
     def _stop_server(self, step: RunningStep) -> None:
         grace_s = self._shutdown.grace_s

@@ -49,6 +49,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from rpcwheel.durations import NEVER, to_seconds
+from rpcwheel.errors import time_text
 from rpcwheel.events.events import InstancesChanged, InstancesRetained, RecordSkipped
 from rpcwheel.instance import ServiceInstance, Snapshot, differences
 
@@ -424,7 +425,7 @@ class ServiceCache:
         total = len(self._present) + len(self._recently_lost)
         if lost and total >= SMALL_SERVICE and 2 * len(self._recently_lost) > total:
             seconds = to_seconds(self._rules.lease_ns)
-            self._suspect(f"more than half of them disappeared within {seconds:.3g} s", now_ns)
+            self._suspect(f"more than half of them disappeared within {time_text(seconds)}", now_ns)
             mark = _Stale(now_ns, self._contact_until(now_ns))
             for key, (_, instance) in self._recently_lost.items():
                 if key not in self._instances:

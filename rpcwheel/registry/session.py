@@ -26,9 +26,9 @@ from rpcwheel.errors import (
     RegistryClosed,
     RegistryError,
     RegistryUnavailable,
+    time_text,
 )
 from rpcwheel.events import RegistryFailed
-from rpcwheel.events.events import time_text
 from rpcwheel.events.log import status_text
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.telemetry import components

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import grpc
@@ -30,7 +29,7 @@ from rpcwheel.methods import checked_pattern, matches
 from rpcwheel.rpc import CODES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rpcwheel.durations import Duration
 
@@ -156,13 +155,11 @@ class FlakyServer(Closing):
 
         Raises:
             ConfigurationError: `times`, `code`, `method` or `trailing_metadata` is invalid.
-            TypeError: `times` or `details` is of a wrong type.
+            TypeError: `times` is not an integer.
         """
         name = getattr(code, "name", code)
         if name not in CODES:
             raise ConfigurationError(f"code must be a status code other than OK, not {code!r}")
-        if not isinstance(details, str):
-            raise TypeError(f"details must be a string, not {details!r}")
         try:
             trailing = checked_metadata(trailing_metadata)
         except ConfigurationError as error:
@@ -177,11 +174,13 @@ class FlakyServer(Closing):
         of HTTP/2 are answered.
 
         Args:
-            times: As in `fail`.
-            method: As in `fail`.
+            times: How many of the next calls; None for all until `recover`.
+            method: The full name of the method whose calls hang, or a pattern such as
+                `"/shop.Orders/*"`.
 
         Raises:
-            ConfigurationError, TypeError: As `fail`.
+            ConfigurationError: `times` or `method` is invalid.
+            TypeError: `times` is not an integer.
         """
         self._add(_Fault(method, times, math.inf))
 
@@ -190,11 +189,14 @@ class FlakyServer(Closing):
 
         Args:
             seconds: Seconds of real time, or a `timedelta`. A `ManualTimer` does not move them.
-            times: As in `fail`.
-            method: As in `fail`.
+            times: How many of the next calls; None for all until `recover`.
+            method: The full name of the method whose calls wait, or a pattern such as
+                `"/shop.Orders/*"`.
 
         Raises:
-            ConfigurationError, TypeError: As `fail`, or `seconds` is no time.
+            ConfigurationError: `seconds`, `times` or `method` is invalid.
+            TypeError: `times` is not an integer, or `seconds` is neither a number nor a
+                `timedelta`.
         """
         delay_ns = to_ns(seconds, subject="seconds")
         if delay_ns < 0:
@@ -209,11 +211,13 @@ class FlakyServer(Closing):
         status is sent.
 
         Args:
-            times: As in `fail`.
-            method: As in `fail`.
+            times: How many of the next calls; None for all until `recover`.
+            method: The full name of the method whose responses are lost, or a pattern such as
+                `"/shop.Orders/*"`.
 
         Raises:
-            ConfigurationError, TypeError: As `fail`.
+            ConfigurationError: `times` or `method` is invalid.
+            TypeError: `times` is not an integer.
         """
         self._add(_Fault(method, times, loses_response=True))
 
@@ -244,8 +248,7 @@ class FlakyServer(Closing):
             return
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="flaky-server")
         self._server = grpc.server(self._pool, options=[("grpc.so_reuseport", 1)])
-        handler = cast("grpc.GenericRpcHandler", SimpleNamespace(service=self._service))
-        self._server.add_generic_rpc_handlers([handler])
+        self._server.add_generic_rpc_handlers([_Services(self._service)])
         self._server.add_insecure_port(self.target)
         self._server.start()
 
@@ -255,8 +258,7 @@ class FlakyServer(Closing):
         self._reserved.close()
 
     def _add(self, fault: _Fault) -> None:
-        is_number = isinstance(fault.left, int) and not isinstance(fault.left, bool)
-        if fault.left is not None and not is_number:
+        if fault.left is not None and not isinstance(fault.left, int):
             raise TypeError(f"times must be a whole number or None, not {fault.left!r}")
         if fault.left is not None and fault.left < 1:
             raise ConfigurationError(
@@ -341,6 +343,17 @@ class FlakyServer(Closing):
                     self._faults.remove(fault)
                 return fault
         return faults[-1] if faults else None
+
+
+class _Services(grpc.GenericRpcHandler):
+    """All methods of a server."""
+
+    def __init__(self, find: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler]) -> None:
+        self._find = find
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        """Return the handler of a method."""
+        return self._find(details)
 
 
 def _lose(context: grpc.ServicerContext) -> None:

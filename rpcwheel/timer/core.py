@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from rpcwheel._concurrency.callbacks import callable_name
 from rpcwheel.durations import MAX_NS, NEVER
-from rpcwheel.errors import ConfigurationError, TimerStopped, TooManyTimeouts, safe_repr
+from rpcwheel.errors import (
+    ConfigurationError,
+    TimerStopped,
+    TooManyTimeouts,
+    safe_repr,
+    time_text,
+)
 from rpcwheel.events.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
 from rpcwheel.events.hub import emit
 from rpcwheel.telemetry import components
@@ -142,7 +148,7 @@ class TimerCore(TimerBase):
         late, fired = self._recent_counts()
         problem = ""
         if late_s > LATE_S:
-            problem = f"it should have woken up {late_s:.3g} s ago"
+            problem = f"it should have woken up {time_text(late_s)} ago"
         elif late > LATE_SHARE * fired:
             problem = f"{late} of {fired} tasks started over {LATE_S:g} s late in the last minute"
         return TimerStatus(self.name, self.queue_type, stats, late_s, problem)

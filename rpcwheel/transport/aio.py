@@ -199,6 +199,7 @@ class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
         """
         checked_grace(grace)
         transports = self._close_all()
+        self._replaced_or_closed.notify()
         try:
             self._close_callbacks.run()
         finally:  # also if a callback raises SystemExit
@@ -218,8 +219,6 @@ class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
         except asyncio.CancelledError:
             self._cancel_calls()
             raise
-        finally:
-            self._replaced_or_closed.notify()
         for task in closing:
             task.result()
 
@@ -267,10 +266,8 @@ class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
         """
         if self.transports.closed:
             raise grpc.aio.UsageError(AIO_CLOSED)
-        while True:
+        while self.get_state() is last_observed_state:
             channel = self.transports.active.channel
-            if channel.get_state() is not last_observed_state:
-                return
             await self._changed_or_replaced(channel.wait_for_state_change(last_observed_state))
 
     async def _changed_or_replaced(self, change: Coroutine[Any, Any, None]) -> None:

@@ -29,6 +29,21 @@ def test_exceptions_derive_from_standard_exceptions() -> None:
             raise error("said why")
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (5e-05, "0.00005 s"),
+        (0.25, "0.25 s"),
+        (999.4, "999 s"),
+        (999.5, "1,000 s"),
+        (86_500, "86,500 s"),
+    ],
+)
+def test_times_in_texts_have_no_exponent(seconds: float, text: str) -> None:
+    assert errors.time_text(seconds) == text
+
+
 def timed_out(**changed: object) -> errors.CallTimeout:
     given = {
         "side": "server", "timeout": 2.0, "elapsed": 2.001, "start": 10.0, "sent": 10.25,

@@ -71,7 +71,7 @@ def test_field_at_finds_fields_in_tables_and_optional_policies():
 
 def test_the_repr_of_a_policy_has_no_addresses():
     policy = FailbackPolicy(
-        retry_on=[OSError, tenacity.retry_if_exception(callable), partial(field_at, Outer)],
+        retry_on=[OSError, tenacity.retry_if_exception(callable), partial(field_at, path=types_in)],
         backoff=tenacity.wait_fixed(1) + tenacity.wait_random(0, 2),
         stop=tenacity.stop_after_attempt(3),
         dead_letter=lambda failed: None,
@@ -80,7 +80,7 @@ def test_the_repr_of_a_policy_has_no_addresses():
     for text in (
         "stop=stop_after_attempt(max_attempt_number=3)",
         "wait_combine(wait_funcs=(wait_fixed(wait_fixed=1.0), wait_random(",
-        "partial(func=rpcwheel.policy.field_at, args=(",
+        "partial(func=rpcwheel.policy.field_at, args=(), path=rpcwheel.policy.types_in)",
         "test_policy.test_the_repr_of_a_policy_has_no_addresses.<locals>.<lambda>",
     ):
         assert text in repr(policy)

@@ -80,8 +80,9 @@ class TlsSettings:
         context.check_hostname = verify and check_name
         context.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE
         if verify:
-            # Without the characters of comments that are not ASCII, which `ssl` refuses.
-            context.load_verify_locations(cadata=roots(self.ca).decode("ascii", "ignore"))
+            # `ssl` refuses characters that are not ASCII, also in comments, which gRPC ignores.
+            ascii_only = roots(self.ca).decode("latin-1").encode("ascii", "replace")
+            context.load_verify_locations(cadata=ascii_only.decode())
         if self.cert is not None:
             context.load_cert_chain(self.cert, self.key)
         context.set_alpn_protocols(["h2"])

@@ -345,17 +345,19 @@ def test_a_call_that_waits_can_be_canceled(shop, client, busy, timer):
 def test_a_call_waits_for_a_token_of_the_rate_limit(shop, client, timer):
     channel = client.open(rate=RatePolicy(rate=1.0, max_wait=2.0), timer=timer, **PLAIN)
     assert client.ask(channel) == b"x"
-    calls = [client.begin(channel) for _ in range(3)]
-    wait_until(lambda: any(call.done() for call in calls))
-    (refused,) = [call for call in calls if call.done()]
-    calls.remove(refused)
-    error = refused.error()
+    second = client.begin(channel, b"y")
+    wait_until(lambda: timer.pending == 1)
+    third = client.begin(channel, b"z")
+    wait_until(lambda: timer.pending == 2)
+    error = client.refused(channel)
     assert error.code() is RESOURCE_EXHAUSTED
     assert error.details() == "not sent: more calls per second than the rate limit allows"
-    for sent in (2, 3):
-        timer.advance(1.0)
-        wait_until(lambda sent=sent: len(shop.calls) == sent)
-    assert [client.answer(call) for call in calls] == [b"x", b"x"]
+    timer.advance(1.0)
+    assert client.answer(second) == b"y"
+    assert (len(shop.calls), timer.pending) == (2, 1)
+    timer.advance(1.0)
+    assert client.answer(third) == b"z"
+    assert (len(shop.calls), timer.pending) == (3, 0)
 
 
 @pytest.fixture

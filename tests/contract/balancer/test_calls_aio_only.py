@@ -104,6 +104,18 @@ async def test_a_waiting_task_is_kept_alive_by_its_call(shops, timer):
     assert results == [[b"a", b"b"]]
 
 
+async def test_a_stream_may_be_dropped_after_a_task_has_waited_for_it(aio_balanced):
+    call = aio_balanced().unary_stream(UNARY_STREAM)(b"x")
+    waiting = asyncio.create_task(call.code())
+    await steps()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    gone = weakref.ref(call)
+    del call, waiting
+    gc.collect()
+    assert gone() is None
+
+
 def test_a_loop_may_be_closed_while_calls_wait(timer):
     gone = []
 

@@ -327,15 +327,6 @@ def test_a_table_has_one_detector_at_a_time(server):
     make(server).close()
 
 
-def test_change_after_close_leaves_the_next_detector_of_the_table_alone(server, channel):
-    with make(server) as closed:
-        pass
-    with make(server, policy=IdlePolicy(heartbeats=ECHO)) as detector:
-        closed.change(heartbeats="/test.Idle/Hold")
-        echo(channel)
-        assert [one.heartbeats_total for one in detector.connections()] == [1]
-
-
 def test_a_stopped_timer_ends_detection_and_is_reported(server, channel, events):
     timer = ManualTimer()
     detector = make(server, ports=server.port, timer=timer)

@@ -66,6 +66,13 @@ def test_a_failure_that_no_policy_names_is_not_retried(shop, client):
     assert len(shop.calls) == 1
 
 
+def test_a_call_that_the_server_ends_as_canceled_is_retried_if_a_policy_names_it(shop, client):
+    """It may pass on gRPC's details of a call that it has canceled itself."""
+    shop.then(Fail("CANCELLED", "Locally cancelled by application!"))
+    assert client.answer(client.begin(client.open(retry=retry_after(retry_on="CANCELLED")))) == b"x"
+    assert len(shop.calls) == 2
+
+
 def test_a_refused_connection_is_retried_for_idempotent_methods_only(shop, client, events):
     shop.kill()
     for idempotent in (False, True):

@@ -11,6 +11,15 @@ from rpcwheel.call import RetryPolicy
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors.aio import FailbackQueues
 
+RETRY = RetryPolicy(retry_on={"UNAVAILABLE", "CANCELLED"}, backoff=0.0, retry_budget=None)
+
+CANCELED_THERE = Fail("CANCELLED", "Locally cancelled by application!")
+"""The status of a call that the server has canceled itself, and passes on."""
+
+each_failure = pytest.mark.parametrize(
+    "failure", ["UNAVAILABLE", CANCELED_THERE], ids=["unavailable", "canceled there"]
+)
+
 
 class Foreign(grpc.aio.UnaryUnaryClientInterceptor):
     """Awaits the call, as many interceptors do; returns the call, or the response."""
@@ -32,22 +41,27 @@ class Foreign(grpc.aio.UnaryUnaryClientInterceptor):
                 return await call
 
 
+@each_failure
 @pytest.mark.parametrize(
     ("gives", "channels"),
     [
         ("call", "interceptors"),
         ("code", "interceptors"),
         ("answer", "interceptors"),
+        ("call", "channel"),
         ("code", "channel"),
         ("answer", "channel"),
     ],
     indirect=["channels"],
 )
-async def test_outer_interceptors_see_one_call_and_inner_ones_each_attempt(shop, channels, gives):
-    shop.then("UNAVAILABLE")
+async def test_outer_interceptors_see_one_call_and_inner_ones_each_attempt(
+    shop, channels, gives, failure
+):
+    shop.then(failure)
     inner, outer = Foreign(gives), Foreign(gives)
     can_be_outside = channels.name == "interceptors"
-    channel = channels.retrying(inner=[inner], outer=[outer] if can_be_outside else [])
+    outside = [outer] if can_be_outside else []
+    channel = channels.retrying(retry=RETRY, inner=[inner], outer=outside)
     call = channel.unary_unary(UNARY_UNARY)(b"x")
     assert await call == b"x"
     assert await call.code() is grpc.StatusCode.OK
@@ -71,10 +85,13 @@ class ForeignStream(grpc.aio.UnaryStreamClientInterceptor):
         return messages()
 
 
-async def test_a_stream_that_an_inner_interceptor_wraps_in_a_generator_is_retried(shop, channels):
-    shop.then("UNAVAILABLE")
+@each_failure
+async def test_a_stream_that_an_inner_interceptor_wraps_in_a_generator_is_retried(
+    shop, channels, failure
+):
+    shop.then(failure)
     foreign = ForeignStream()
-    call = channels.retrying(inner=[foreign]).unary_stream(UNARY_STREAM)(b"xy")
+    call = channels.retrying(retry=RETRY, inner=[foreign]).unary_stream(UNARY_STREAM)(b"xy")
     assert await read_all(call) == [b"X", b"Y"]
     assert await call.code() is grpc.StatusCode.OK
     assert (foreign.seen, len(shop.calls)) == (2, 2)

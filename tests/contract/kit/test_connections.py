@@ -6,12 +6,13 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
+from fixtures.forks import holds_in_child
 from fixtures.grpcio import TARGET_IS_KNOWN
 from fixtures.heartbeats import SERVING, HealthServer
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.small_servers import ECHOING, running
 from fixtures.waiting import WAIT_S, wait_until
-from fixtures.worlds import AioWorld, SyncWorld
+from fixtures.worlds import AioWorld, SyncWorld, only_sync
 from rpcwheel import ConfigurationError, HeartbeatPolicy, IdlePolicy, Kit
 from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.events import CallbackFailed, IdleDetectionLimited
@@ -178,6 +179,21 @@ def test_a_kit_watches_a_balanced_channel_once(world, kit, balanced):
     for _ in range(3):
         world.do(made.intercept_channel, balanced)
     assert balanced.listeners == 1
+
+
+@only_sync
+def test_a_forked_child_watches_a_balanced_channel_of_its_parent(shop, world, kit, balanced):
+    made = kit(heartbeat=10.0)
+    made.intercept_channel(balanced)
+    balanced.update([ServiceInstance(service="shop", host="127.0.0.1", port=shop.port)])
+    connection = balanced.subchannels[0].channel
+
+    def watches_anew():
+        before = made.heartbeats
+        made.intercept_channel(balanced)
+        return before == () and [each.connection for each in made.heartbeats] == [connection]
+
+    assert holds_in_child(watches_anew)
 
 
 def test_each_channel_of_a_broadcast_has_a_heartbeat(shop, world, kit, balanced):

@@ -172,4 +172,5 @@ def test_a_module_that_a_test_has_made_is_not_the_package():
 
 def test_a_star_import_works_without_the_package():
     program = "import sys\nsys.modules['prometheus_client'] = None\nfrom rpcwheel.metrics import *"
-    assert run_program(f"{program}\nprint('Collector' in dir())") == ("False\n", "")
+    program += "\nprint('start' in dir(), 'Collector' in dir())"
+    assert run_program(program) == ("True False\n", "")

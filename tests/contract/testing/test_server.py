@@ -228,6 +228,5 @@ def test_invalid_arguments_are_refused(flaky_server):
     for metadata in [[("Upper", "x")], [("a", 1)], [("a",)], 5]:
         with pytest.raises(ConfigurationError, match=r"^trailing_metadata: "):
             flaky_server.fail(trailing_metadata=metadata)
-    for wrong in [{"times": 1.5}, {"times": "2"}, {"times": True}, {"details": None}]:
-        with pytest.raises(TypeError, match=f"^{next(iter(wrong))} must be"):
-            flaky_server.fail(**wrong)
+    with pytest.raises(TypeError, match=r"^times must be a whole number or None, not 1\.5"):
+        flaky_server.fail(1.5)

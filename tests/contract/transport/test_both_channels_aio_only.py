@@ -73,8 +73,10 @@ async def test_metadata_of_a_wrong_type_raises_its_error_to_the_caller(channel):
 
 async def test_calls_end_within_the_grace_of_close(shop, running):
     channel, calls = running
+    waiting = asyncio.create_task(channel.wait_for_state_change(channel.get_state()))
+    await steps()
     closing = asyncio.create_task(channel.close(WAIT_S))
-    await steps(20)
+    await asyncio.wait_for(waiting, WAIT_S)
     assert (closing.done(), channel.closed) == (False, True)
     assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
     with pytest.raises(grpc.aio.UsageError):

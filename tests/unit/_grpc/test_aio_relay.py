@@ -103,6 +103,8 @@ class RunningAttempt:
 
     def __getattr__(self, name):
         """The methods that wait for the status or the metadata."""
+        if name.startswith("_"):
+            raise AttributeError(name)
 
         async def of_end():
             await self._ended.wait()
@@ -406,6 +408,15 @@ async def test_a_call_that_is_dropped_while_it_waits_for_the_servers_own_status_
     await aio_wait_until(lambda: failures)
 
 
+async def test_a_stream_that_is_dropped_while_it_waits_for_that_status_is_canceled():
+    relay, codes = StreamStreamRelay(), []
+    relay.add_done_callback(lambda call: codes.append(call.final))
+    relay.begin(attempt := RunningAttempt())
+    attempt.end_as(failure("INTERNAL", MADE_UP, Kind.STREAM_STREAM))
+    del relay
+    assert [await end.code() for end in codes] == [grpc.StatusCode.CANCELLED]
+
+
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "INTERNAL"])
 async def test_a_stream_waits_for_the_servers_own_status_without_a_callback(code, monkeypatch):
     """It ends with the status that was made up if no other comes (`INTERNAL`)."""
@@ -483,6 +494,16 @@ async def test_a_write_ends_if_its_attempt_is_canceled_before_metadata_was_sent(
 async def test_an_attempt_that_raised_no_status_is_reported_as_failed(relay):
     relay.begin(call := failed_call(Kind.UNARY_UNARY, KeyError("a bug")))
     assert relay.failures == [(call, None)]  # None: the subclass asks the call
+
+
+@pytest.mark.parametrize(
+    ("details", "error"),
+    [(CANCELLED_HERE, asyncio.CancelledError), ("not now", grpc.aio.AioRpcError)],
+)
+async def test_the_details_tell_who_canceled_a_call_that_is_not_grpcs_own(details, error):
+    attempt = RunningAttempt()
+    attempt.end_as(failure("CANCELLED", details))
+    assert type(failure_of(attempt)) is error
 
 
 # Signals and tasks

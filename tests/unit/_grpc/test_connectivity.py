@@ -1,5 +1,7 @@
 """Private parts of gRPC's channels: the state below interceptors, polling, the end of calls."""
 
+from unittest.mock import Mock
+
 import grpc
 import pytest
 
@@ -43,6 +45,12 @@ def test_the_state_of_a_channel_is_found_below_its_interceptors(shop, kind, wrap
         assert wait_until(lambda: core_state(wrap(channel)) is READY)
         assert read(False) == CORE_READY
     assert core_state(wrap(channel)) is SHUTDOWN
+
+
+def test_a_channel_of_the_users_is_not_asked_for_its_state():
+    channel = Mock(spec=grpc.Channel, get_state=Mock(return_value=IDLE))
+    assert (core_state(channel), state_reader(channel)(True)) == (None, CORE_READY)
+    assert channel.get_state.mock_calls == []
 
 
 def test_a_channel_with_interceptors_is_not_bare(shop_channel):

@@ -1,8 +1,11 @@
 """The admission of one method: which attempts wait, and what they give back."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections import Counter
+from contextlib import closing
 from datetime import timedelta
 from random import Random
 
@@ -30,6 +33,7 @@ from rpcwheel.events import (
     remove_sink,
 )
 from rpcwheel.limit import RatePolicy
+from rpcwheel.timer import ManualTimer
 
 LIMIT = 3
 
@@ -171,6 +175,42 @@ def test_places_of_a_closed_loop_are_given_to_others_when_the_limit_is_reached(t
     assert admission.status().running == 2
 
 
+def test_an_event_loop_is_kept_no_longer_than_its_attempts(timer):
+    admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=1))
+    with closing(asyncio.new_event_loop()) as loop:
+        admission.end(admission.enter(loop=loop), "OK")
+    kept = weakref.ref(loop)
+    del loop
+    gc.collect()
+    assert kept() is None
+
+
+def test_an_attempt_that_an_open_breaker_refuses_leaves_no_place_of_its_loop(timer):
+    limit = ConcurrencyPolicy(max_calls=1, max_wait=1.0)
+    admission = admission_of(timer, breaker=BREAKER, concurrency=limit)
+    with closing(asyncio.new_event_loop()) as loop:
+        running, waiting = admission.enter(), admission.enter(loop=loop)
+        admission.end(running, "UNAVAILABLE")
+    assert waiting.take().reason is Reason.BREAKER
+    admission.breaker.reset()
+    assert [type(admission.enter()) for _ in range(2)] == [Admitted, Waiting]
+
+
+def test_a_finalizer_ends_an_attempt_while_closed_loops_are_looked_for(timer):
+    class Loop(asyncio.SelectorEventLoop):
+        def is_closed(self):
+            if dropped:
+                admission.end(dropped.pop(), "CANCELLED")
+            return super().is_closed()
+
+    admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=2))
+    with closing(Loop()) as first, closing(Loop()) as second:
+        dropped = []
+        admission.enter(loop=first)
+        dropped.append(admission.enter(loop=second))
+        assert isinstance(admission.enter(), Admitted)
+
+
 def test_the_deadline_of_an_attempt_ends_its_wait(timer):
     admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=1, max_wait=10.0))
     admission.enter()
@@ -187,22 +227,35 @@ def test_a_token_is_not_reserved_past_the_deadline(timer):
     assert isinstance(admission.enter(1.5), Waiting)
 
 
-def test_the_token_of_an_attempt_that_is_canceled_goes_to_the_next_one(timer):
+def test_an_attempt_that_finds_no_place_takes_no_token(timer):
+    rate = RatePolicy(rate=1.0, burst=2)
+    admission = admission_of(timer, rate=rate, concurrency=ConcurrencyPolicy(max_calls=1))
+    running = admission.enter()
+    assert admission.enter() == NotSent(Reason.CONCURRENCY)
+    admission.end(running, "OK")
+    assert isinstance(admission.enter(), Admitted)
+
+
+def test_no_attempt_begins_together_with_one_that_waits_behind_a_canceled_one(timer):
     admission = admission_of(timer, rate=RatePolicy(rate=1.0, burst=1, max_wait=5.0))
     admission.enter()
-    began, waiting = [], []
+    began = []
 
     def wait(name):
-        waiting.append(attempt := admission.enter())
+        attempt = admission.enter()
         attempt.then(lambda: began.append((timer.now, name)))
+        return attempt
 
-    for name in ("canceled", "second", "canceled too", "third"):
-        wait(name)
-    waiting[0].cancel()
-    waiting[2].cancel()
-    wait("fourth")
-    timer.advance(5.0)
-    assert began == [(1.0, "second"), (2.0, "third"), (3.0, "fourth")]
+    canceled, _, last = [wait(name) for name in ("canceled", "second", "last")]
+    canceled.cancel()
+    wait("newcomer")
+    last.cancel()
+    timer.advance(4.0)
+    assert began == [(2.0, "second"), (4.0, "newcomer")]
+    wait("next").cancel()
+    wait("in place of the next")
+    timer.advance(1.0)
+    assert began[2:] == [(5.0, "in place of the next")]
 
 
 @pytest.mark.parametrize(
@@ -213,14 +266,20 @@ def test_the_token_of_an_attempt_that_is_canceled_goes_to_the_next_one(timer):
     ],
     ids=["concurrency", "rate"],
 )
-def test_without_a_timer_no_attempt_waits(timer, settings, reason):
+@pytest.mark.parametrize("others_wait", [False, True])
+def test_without_a_timer_no_attempt_waits(timer, settings, reason, others_wait):
     admission = admission_of(timer, **settings)
     admission.enter()
+    if others_wait:
+        assert not admission.enter().has_ended
     timer.stop()
     for _ in range(2):
-        assert admission.enter().take() == NotSent(reason)
+        refused = admission.enter()
+        assert refused.has_ended
+        assert refused.take() == NotSent(reason)
     status = admission.status()
-    assert (status.running, status.waiting) in ((1, 0), (None, None))
+    waiting = int(others_wait)
+    assert (status.running, status.waiting) in ((1, waiting), (None, None))
 
 
 def test_methods_share_the_state_of_a_policy_per_target(timer):
@@ -310,6 +369,23 @@ def test_an_attempt_that_waits_for_a_token_is_refused_by_the_rate_if_the_timer_i
     timer.stop()
     waiting.check_timer()
     assert waiting.take() == NotSent(Reason.RATE)
+
+
+def test_an_attempt_that_waits_for_a_token_goes_on_if_the_timer_is_late():
+    class LateTimer(ManualTimer):
+        def new_timeout(self, task, delay, *args):
+            return super().new_timeout(task, delay + 100.0, *args)
+
+    with LateTimer() as timer:
+        admission = admission_of(timer, rate=RatePolicy(rate=1.0, max_wait=10.0))
+        admission.enter()
+        waiting = admission.enter()
+        timer.advance(1.5)
+        waiting.check_timer()
+        assert not waiting.has_ended
+        timer.advance(0.5)
+        waiting.check_timer()
+        assert isinstance(waiting.take(), Admitted)
 
 
 ONE_FAILURE = BreakerPolicy(
@@ -700,20 +776,18 @@ def test_a_forked_child_has_none_of_the_attempts_that_its_parent_runs_or_lets_wa
     assert isinstance(waiting.take(), Admitted)
 
 
-def test_a_forked_child_lets_no_attempt_wait_behind_those_of_its_parent(target, timer):
-    rate = RatePolicy(rate=1.0, burst=1, max_wait=9.0)
-    admission = target.method("/shop.Orders/Get", AdmissionSettings(rate=rate))
-    running, waiting = admission.enter(), admission.enter()
-    assert isinstance(running, Admitted)
+def test_a_forked_child_has_no_places_of_the_event_loops_of_its_parent(target):
+    limit = ConcurrencyPolicy(max_calls=1, max_wait=60.0)
+    admission = target.method("/shop.Orders/Get", AdmissionSettings(concurrency=limit))
+    with closing(asyncio.new_event_loop()) as loop:
+        running = admission.enter(loop=loop)
 
-    def sends_and_waits():
-        timer.advance(1.0)
-        sent, later = admission.enter(), admission.enter()
-        timer.advance(1.0)
-        return isinstance(sent, Admitted) and isinstance(later.take(), Admitted)
+        def has_its_own():
+            own = admission.enter()
+            admission.end(running, "OK")
+            return isinstance(own, Admitted) and isinstance(admission.enter(), Waiting)
 
-    assert holds_in_child(sends_and_waits)
-    waiting.cancel()
+        assert holds_in_child(has_its_own)
 
 
 def test_a_forked_child_sends_trials_of_its_own(target, timer):

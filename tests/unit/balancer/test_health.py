@@ -99,6 +99,37 @@ def test_the_late_result_of_an_earlier_check_ends_no_later_check(checked, timer)
     assert not checked.one.healthy
 
 
+def test_a_suspicion_ends_when_the_subchannel_becomes_unhealthy(checked):
+    cancel(checked, 5)
+    checked.mark_unhealthy()
+    checked.prober.done(True)
+    checked.pool.checker.mark_healthy(checked.one)
+    cancel(checked, 5)
+    checked.prober.done(False)
+    assert not checked.one.healthy
+
+
+def test_a_check_of_an_earlier_generation_that_still_waits_for_a_worker_is_not_made(checked):
+    queued = []
+    checked.prober.run_soon = queued.append
+    cancel(checked, 5)
+    checked.mark_unhealthy()
+    (check,) = queued
+    check()
+    assert checked.prober.probes == []
+
+
+def test_a_subchannel_that_becomes_stale_during_a_check_is_checked_anew(checked, timer):
+    checked.mark_unhealthy()
+    timer.advance(1.1)
+    queued = []
+    checked.prober.run_soon = queued.append
+    checked.pool.update([])
+    queued.clear()
+    checked.pool.checker.check_stale(checked.one)
+    assert len(queued) == 1
+
+
 def test_an_earlier_check_of_a_stale_subchannel_leads_to_no_second_one(checked, timer):
     checked.mark_unhealthy()
     timer.advance(1.1)

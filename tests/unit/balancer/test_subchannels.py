@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from contextlib import contextmanager
 
 import grpc
 import pytest
@@ -73,29 +74,19 @@ def test_a_removed_subchannel_is_known_until_its_connection_is_closed(pool):
     assert pool.connections.leaving == []
 
 
-class AfterRelease:
-    """A lock after whose next release a function runs, as on a thread that waits for the lock."""
-
-    def __init__(self, lock, function):
-        self._lock = lock
-        self._functions = [function]
-
-    def __enter__(self):
-        self._lock.acquire()
-
-    def __exit__(self, *_):
-        self._lock.release()
-        if self._functions:
-            self._functions.pop()()
-
-
 def test_a_listener_that_is_added_while_a_subchannel_connects_is_called_once(pool):
     pool.update([at(1)])
     pool.connections.new_connection = lambda _: FakeConnection()
-    begun = []
-    pool.lock = AfterRelease(
-        pool.lock, lambda: pool.connections.add_listener(begun.append, begun.append)
-    )
+    begun, lock = [], pool.lock
+
+    @contextmanager
+    def add_listener_after_release():
+        with lock:
+            yield
+        pool.lock = lock
+        pool.connections.add_listener(begun.append, begun.append)
+
+    pool.lock = add_listener_after_release()
     pool.connections.connection_of(pool.subchannel(1))
     assert ports(begun) == [1]
 

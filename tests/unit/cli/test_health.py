@@ -28,9 +28,9 @@ NO_METHOD = CallFailed(Status.UNIMPLEMENTED, "Method not found!")
 UNKNOWN_SERVICE = CallFailed(Status.NOT_FOUND, "")
 
 
-def answered_by_http(status):
+def answered_by_http(status, code):
     """What gRPC makes of an answer of a web server."""
-    return CallFailed(Status.UNIMPLEMENTED, f"Received http2 header with status: {status}")
+    return CallFailed(code, f"Received http2 header with status: {status}")
 
 
 def test_each_result_of_the_check_has_level_text_and_advice():
@@ -43,8 +43,8 @@ def test_each_result_of_the_check_has_level_text_and_advice():
         (UNKNOWN_SERVICE, "", Level.WARN, "as a whole is not set"),
         (NO_METHOD, "", Level.NOTE, "no health service"),
         (NO_METHOD, "a.B", Level.FAIL, "no health service to check 'a.B'"),
-        (answered_by_http(404), "", Level.FAIL, "HTTP 404"),
-        (answered_by_http(503), "", Level.FAIL, "HTTP 503"),
+        (answered_by_http(404, Status.UNIMPLEMENTED), "", Level.FAIL, "HTTP 404"),
+        (answered_by_http(503, Status.UNAVAILABLE), "", Level.FAIL, "HTTP 503"),
         (CallFailed(Status.DEADLINE_EXCEEDED, ""), "", Level.FAIL, "within 1 s"),
         (CallFailed(Status.PERMISSION_DENIED, "no"), "", Level.WARN, "PERMISSION_DENIED no"),
         (CallFailed(Status.INTERNAL, "oh"), "", Level.FAIL, "failed: INTERNAL oh"),

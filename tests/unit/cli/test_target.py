@@ -18,7 +18,10 @@ def test_targets_of_grpc_are_parsed():
         ("10.0.0.1:65535", ServerTarget("10.0.0.1", 65535)),
         ("dns:///shop.example:443", ServerTarget("shop.example", 443)),
         ("dns:shop:443", ServerTarget("shop", 443)),
+        ("dns:/shop:443", ServerTarget("shop", 443)),
         ("ipv4:127.0.0.1:80", ServerTarget("127.0.0.1", 80)),
+        ("ipv4:/127.0.0.1:80", ServerTarget("127.0.0.1", 80)),
+        ("ipv4:///127.0.0.1:80", ServerTarget("127.0.0.1", 80)),
         ("ipv6:[::1]:80", ServerTarget("::1", 80)),
         ("unix:/run/app.sock", ServerTarget("", 0, "/run/app.sock")),
         ("unix:///run/app.sock", ServerTarget("", 0, "/run/app.sock")),
@@ -53,8 +56,10 @@ def test_an_invalid_target_is_refused_with_a_valid_one():
         ("unix-abstract:app", "give HOST:PORT.* or unix:/path, not a target of 'unix-abstract'"),
         ("vsock:1:2", "not a target of 'vsock'"),
         ("xds:///shop", "not a target of 'xds'"),
-        ("ipv4:10.0.0.1:80,10.0.0.2:80", "give one HOST:PORT, not 'ipv4:10.0.0.1:80,10.0.0.2:80'"),
-        ("dns://8.8.8.8/shop:80", "give one HOST:PORT, not 'dns://8.8.8.8/shop:80'"),
+        ("xds", "'xds' has no port; give HOST:PORT, such as xds:50051"),
+        ("ipv4:10.0.0.1:80,10.0.0.2:80", "has several addresses; give one HOST:PORT"),
+        ("dns://8.8.8.8/shop:80", "leave out the name server; give HOST:PORT, not 'dns://8.8"),
+        ("shop:80/", "from 1 to 65535, not '80/'"),
     ]:
         with pytest.raises(ValueError, match=message):
             parse_target(text)

@@ -4,6 +4,7 @@ import ssl
 from pathlib import Path
 
 import grpc
+import pytest
 
 from rpcwheel.cli.doctor.tls import TlsSettings, explained, roots
 
@@ -45,6 +46,19 @@ def test_the_comments_of_a_ca_file_may_have_any_encoding(tmp_path):
     file.write_bytes("# Főtanúsítvány\n".encode() + b"# Z\xfcrich\n" + roots(None))
     stores = [TlsSettings(ca=ca).context().cert_store_stats() for ca in (file, None)]
     assert stores[0] == stores[1]
+
+
+def test_a_ca_file_that_grpc_cannot_use_is_refused(tmp_path):
+    line = next(line for line in roots(None).splitlines(True) if line.startswith(b"-----BEGIN"))
+    certificate = line + roots(None).partition(line)[2].partition(line)[0]
+    for name, content in [
+        ("with a byte order mark", b"\xef\xbb\xbf" + certificate),
+        ("with bytes of no base64", certificate.replace(line, line + b"\xc2\xa0")),
+    ]:
+        file = tmp_path / f"{name}.pem"
+        file.write_bytes(content)
+        with pytest.raises(ssl.SSLError):
+            TlsSettings(ca=file).context()
 
 
 def test_each_wrong_certificate_has_message_and_advice():

@@ -1,5 +1,7 @@
 """Which connections are idle, and the next step to close one."""
 
+from datetime import timedelta
+
 import pytest
 
 from rpcwheel.durations import NEVER
@@ -38,7 +40,7 @@ def exceeded(activity: ConnectionActivity, at: int, **settings) -> IdleLimit | N
 def test_the_check_interval_is_a_third_of_the_shortest_limit():
     assert limits().check_interval_ns == 20 * S
     assert limits(request_timeout=None).check_interval_ns == 60 * S
-    assert limits(idle_timeout=90, read_idle=30, max_age=60).check_interval_ns == 10 * S
+    assert limits(read_idle=timedelta(seconds=30), max_age=60).check_interval_ns == 10 * S
     assert limits(check_interval=7, request_timeout=1).check_interval_ns == 7 * S
     assert limits(idle_timeout=None, request_timeout=None).check_interval_ns == NEVER
 

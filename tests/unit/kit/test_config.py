@@ -356,11 +356,10 @@ def test_a_variable_name_is_the_path_of_a_setting_and_its_value_json_or_text():
         RETRY__MAX_ATTEMPTS="4",
         RETRY__BACKOFF='{"initial": 0.1, "max": 1}',
         FAILBACK='{"retry_on": "UNAVAILABLE"}',
-        FAILBACK__NAME="2024",
+        FAILBACK__NAME="audit",
         IDEMPOTENT="true",
         CRITICALITY="SHEDDABLE-PLUS",
         LIMIT="adaptive",
-        REGISTRY_POLICY__SNAPSHOT="true",
         STATUS_PORT="0",
         STATUS_HOST="127.0.0.2",
         STATUS_TOKEN="1234567890123456",
@@ -369,11 +368,10 @@ def test_a_variable_name_is_the_path_of_a_setting_and_its_value_json_or_text():
     assert (policy.timeout.timeout, policy.timeout.slow_call_threshold) == (2.0, 1.0)
     assert (policy.retry.retry_on, policy.retry.max_attempts) == ({"UNAVAILABLE", "INTERNAL"}, 4)
     assert policy.retry.backoff.max == 1.0
-    assert (policy.failback.retry_on, policy.failback.name) == ("UNAVAILABLE", "2024")
+    assert (policy.failback.retry_on, policy.failback.name) == ("UNAVAILABLE", "audit")
     assert policy.idempotent is True
     assert policy.criticality is Criticality.SHEDDABLE_PLUS
     assert policy.limit == LimitPolicy()
-    assert policy.registry_policy.snapshot is True
     assert (policy.status_port, policy.status_host) == (0, "127.0.0.2")
     assert policy.status_token.get_secret_value() == "1234567890123456"
     assert from_env(LIMIT="7", LIMIT__MAX_WAIT="0.5").limit == LimitPolicy(

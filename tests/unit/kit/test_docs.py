@@ -44,8 +44,11 @@ def test_the_example_variables_have_their_documented_meaning(file):
     assert policy.policy_for("/shop.Audit/Push").timeout.timeout == 0.5
 
 
-NOT_ON_THE_PAGE = {"MethodPolicy", "ServiceInstance", "_Exponential"}
-"""The settings of a `MethodPolicy` are those of a `CallPolicy`."""
+NOT_ON_THE_PAGE = {
+    "MethodPolicy",  # its settings are those of a `CallPolicy`
+    "ServiceInstance",  # what a server publishes, not a setting
+    "_Exponential",  # the table of a wait, described in the section "Backoff"
+}
 
 
 def policies(kind=Policy):

@@ -20,19 +20,27 @@ class CountingBucket:
         self._interval_ns, self._burst = interval_ns, burst
         self._tokens, self._now_ns = Fraction(burst), 0
 
-    def wait_ns(self, now_ns, ahead):
+    def _refill(self, now_ns):
         added = Fraction(now_ns - self._now_ns, self._interval_ns)
         self._tokens, self._now_ns = min(Fraction(self._burst), self._tokens + added), now_ns
-        return max(0, (1 + ahead - self._tokens) * self._interval_ns)
 
-    def add(self, number):
-        self._tokens = min(Fraction(self._burst), self._tokens + number)
+    def take(self, now_ns, max_wait_ns):
+        self._refill(now_ns)
+        wait_ns = max(0, (1 - self._tokens) * self._interval_ns)
+        if wait_ns > max_wait_ns:
+            return None
+        self._tokens -= 1  # below 0 if it was reserved
+        return wait_ns
+
+    def give_back(self, now_ns):
+        self._refill(now_ns)
+        self._tokens = min(Fraction(self._burst), self._tokens + 1)
 
 
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 3_000_000_000),  # after which time
-        st.integers(0, 3),  # how many others wait
+        st.one_of(st.just(0), st.integers(0, 2_000_000_000)),  # how long the caller would wait
         st.booleans(),  # whether the caller gives the token back
     ),
     max_size=60,
@@ -40,46 +48,38 @@ STEPS = st.lists(
 
 
 @given(rate=st.sampled_from([0.5, 1, 2, 4, 1000, 62.5]), burst=st.integers(1, 5), steps=STEPS)
-def test_a_token_is_taken_or_refused_as_in_a_bucket_that_counts(rate, burst, steps):
+def test_a_token_is_taken_reserved_or_refused_as_in_a_bucket_that_counts(rate, burst, steps):
     bucket = TokenBucket(rate, burst)
     reference = CountingBucket(int(SECOND / rate), burst)
     now_ns = 0
-    for after_ns, ahead, is_returned in steps:
+    for after_ns, max_wait_ns, is_returned in steps:
         now_ns += after_ns
-        wait_ns = bucket.wait_ns(now_ns)
-        assert wait_ns == reference.wait_ns(now_ns, 0)
-        if wait_ns:  # others may wait
-            assert bucket.wait_ns(now_ns, ahead) == reference.wait_ns(now_ns, ahead)
-        taken = bucket.take(now_ns)
-        assert taken == (wait_ns == 0)
-        reference.add(-taken)
-        if is_returned and taken:
-            bucket.give_back(now_ns)
-            reference.add(1)
-
-
-def test_the_tokens_for_which_callers_wait_are_not_lost_if_they_are_late():
-    bucket = TokenBucket(1, 1)
-    assert bucket.take(START_NS)
-    late = [bucket.take(START_NS + 3 * SECOND, has_waited=True) for _ in range(4)]
-    assert late == [True, True, True, False]
-    assert bucket.wait_ns(START_NS + 3 * SECOND) == SECOND
+        free_in_ns = bucket.wait_ns(now_ns)
+        wait_ns = bucket.take(now_ns, max_wait_ns)
+        assert wait_ns == reference.take(now_ns, max_wait_ns)
+        assert wait_ns is None or wait_ns == free_in_ns <= max_wait_ns
+        assert wait_ns is not None or free_in_ns > max_wait_ns
+        if is_returned and wait_ns is not None:
+            bucket.give_back(bucket.full_ns)
+            reference.give_back(now_ns)
 
 
 @pytest.mark.parametrize(("rate", "calls"), [(0.1, 1), (1, 1), (2.5, 3), (100, 100)], ids=str)
 def test_a_burst_is_by_default_what_one_second_allows_and_at_least_one(rate, calls):
     bucket = TokenBucket(rate)
-    assert [bucket.take(START_NS) for _ in range(calls + 1)] == [True] * calls + [False]
+    waits = [bucket.take(START_NS) for _ in range(calls + 1)]
+    assert waits == [0] * calls + [None]
 
 
 @pytest.mark.parametrize("rate", [3, 7.3, 999_983, 1e6, 1e-6])
 def test_the_rate_is_exact_to_a_thousandth(rate):
     bucket = TokenBucket(rate, 1)
-    assert bucket.take(START_NS)
-    assert bucket.wait_ns(START_NS, 999) * rate == pytest.approx(1000 * SECOND, rel=1e-3)
+    assert bucket.take(START_NS) == 0
+    waits_ns = [bucket.take(START_NS, 10**20) for _ in range(1000)]
+    assert waits_ns[-1] * rate == pytest.approx(1000 * SECOND, rel=1e-3)
 
 
 def test_a_pause_does_not_save_more_tokens_than_the_burst():
     bucket = TokenBucket(10, 2)
-    assert bucket.take(START_NS)
-    assert [bucket.take(START_NS + 100 * SECOND) for _ in range(3)] == [True, True, False]
+    assert bucket.take(START_NS) == 0
+    assert [bucket.take(START_NS + 100 * SECOND) for _ in range(3)] == [0, 0, None]

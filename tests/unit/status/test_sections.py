@@ -7,7 +7,7 @@ import pytest
 
 from rpcwheel.admission.method import MethodAdmissionStatus
 from rpcwheel.failback.queue import QueueStatus
-from rpcwheel.heartbeat.readings import HeartbeatStatus
+from rpcwheel.heartbeat.monitor import HeartbeatStatus
 from rpcwheel.idle.detector import ConnectionStatus
 from rpcwheel.journal.journal import JournalStatus
 from rpcwheel.limit.server import LimitStatus
