@@ -465,18 +465,6 @@ def test_flush_ends_if_the_timer_was_stopped_and_the_journal_fails(
     assert client.queues.flush() is False
 
 
-def test_flush_ends_if_the_timer_was_stopped_and_a_call_cannot_be_made(world, policy, timer, url):
-    def make(*_):
-        raise KeyError("it is not configured yet")
-
-    store(url, target="orders")
-    with FailbackInvoker(policy(name="*"), timer=timer) as invoker:
-        invoker.add_route("orders", make)
-        timer.stop()
-        assert invoker.flush() is False
-    assert [call.attempts for call in stored(url)] == [1]
-
-
 @pytest.mark.usefixtures("script")
 @pytest.mark.parametrize(("lease", "interval_s"), [(2, 0.5), (15, 1.0)])
 def test_the_journal_is_asked_several_times_in_a_lease_by_the_same_worker(
