@@ -424,11 +424,9 @@ class JournalStore(Store):
                 self.journal.release(self.lease.worker)
                 return
             with self._calls.lock:
-                held, leased = _ids_of(self._calls), _ids_of(self._leased())
+                held = _ids_of(self._calls)
             is_covered = [
-                self._hand_over(queue, stored, is_held=stored.id in held)
-                for stored in taken
-                if stored.id not in leased  # taken again: the engine's clock was set forward
+                self._hand_over(queue, stored, is_held=stored.id in held) for stored in taken
             ]
             if not all(is_covered):  # they have had places of calls that can be delivered
                 self.poller.request()

@@ -207,24 +207,6 @@ def test_a_late_result_is_ignored(shop, begin_late, take_over, url, pass_time, t
     assert len(events.of(FailbackLeaseLost)) == 1
 
 
-def test_a_clock_that_is_set_forward_does_not_repeat_the_calls_of_the_only_worker(
-    shop, begin_late, url, timer, monkeypatch
-):
-    set_forward_s, time_s = [], time.time
-    monkeypatch.setattr(time, "time", lambda: time_s() + sum(set_forward_s))
-    shop.then(hang := Hang())
-    store(url, target=shop.target)
-    queues = begin_late()
-    assert hang.begun.wait(WAIT_S)
-    set_forward_s.append(60)
-    timer.advance(1)
-    wait_until_quiet()  # its call was taken again
-    shop.calls[0].ended.set()
-    wait_until(lambda: queues.stats()["*"].redelivered == 1)
-    wait_until_quiet()
-    assert stored(url) == []
-
-
 def test_close_keeps_the_lease_of_an_attempt_that_runs_and_gives_the_other_calls_back(
     world, shop, begin, take_over, url, events, timer
 ):
