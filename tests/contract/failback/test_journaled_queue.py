@@ -85,6 +85,13 @@ def test_the_journal_is_asked_for_calls_though_the_timer_is_full(
         wait_until(lambda number=number: len(shop.calls) == number)
 
 
+def test_only_max_age_limits_the_attempts_by_default(shop, client, policy, push, url):
+    shop.then(*["UNAVAILABLE"] * 8)
+    push(client(policy(backoff=0.001)))
+    wait_for_none(url)
+    assert len(shop.calls) == 9
+
+
 def test_a_call_that_has_reached_its_max_age_is_a_dead_letter(shop, begin, push, url, manual_time):
     shop.then(*["UNAVAILABLE"] * 100)
     queues = begin(backoff=wait_fixed(4), max_age=10.0)
