@@ -127,21 +127,22 @@ def test_other_failures_make_a_dead_letter(failure, limit, reason, url, backend,
     assert dead.error.startswith(failure.code)
 
 
+NO_CHANNEL = "connect must return a channel of grpc, such as grpc.insecure_channel(target), not"
+
+
 @pytest.mark.parametrize(
-    ("connect", "reason"),
+    ("channels", "reason"),
     [
-        (Mock(side_effect=ValueError("no such host")), "no such host"),
-        (Mock(return_value=None), "connect has returned None"),
-        (
-            Mock(return_value=Mock(spec=grpc.aio.Channel)),
-            "connect has returned <Mock spec",
-        ),
+        ([ValueError("no such host")] * 9, "no such host"),
+        ([None] * 9, f"{NO_CHANNEL} None"),
+        ([Mock(spec=grpc.aio.Channel), *[RuntimeError("no loop")] * 9], f"{NO_CHANNEL} <Mock spec"),
     ],
     ids=["raises", "None", "grpc.aio"],
 )
-def test_a_target_without_a_channel_of_grpc_is_skipped(connect, reason, url, backend):
+def test_a_target_without_a_channel_of_grpc_is_skipped(channels, reason, url, backend, set_limit):
+    set_limit("failback.worker.LOOK_INTERVAL_S", 0.0)
     backend.append([stored_rpc("nowhere")])
-    with JournalWorker(url, connect=connect, once=True) as worker:
+    with JournalWorker(url, connect=Mock(side_effect=channels), once=True) as worker:
         assert worker.wait(WAIT_S)
         (skipped,) = worker.skipped.items()
     assert skipped[0] == ("audit", "nowhere")
