@@ -399,7 +399,8 @@ class Journal:
 
     def _note_stored(self, worker: str, results: list[Result], late: list[int]) -> None:
         queue, on_late = self._workers.get(worker, ("", None))
-        has_ended = (not isinstance(each, Postponed) and each.id not in late for each in results)
+        ignored = set(late)
+        has_ended = (not isinstance(each, Postponed) and each.id not in ignored for each in results)
         self.counts.ended(queue, sum(has_ended))
         if late and on_late is not None:
             on_late(late)
