@@ -303,8 +303,8 @@ class JournalWorker:
     def close(self, grace: Duration = 5.0) -> None:
         """Begin no more attempts, and let others have the calls. Idempotent.
 
-        Do not call it in a signal handler: that may have interrupted another method of the worker,
-        and then waits for it forever. Set an event, and close the worker on a thread.
+        A signal handler must not call it: if the handler has interrupted another method of the
+        worker, `close` waits for that method forever.
 
         Args:
             grace: Seconds for attempts that run. Then they are canceled; those of functions that
