@@ -199,8 +199,7 @@ class Poller:
     def reset(self) -> None:
         """Begin without a look, in a forked child."""
         self._looking = threading.Lock()
-        self.is_requested = False
-        """Whether a look will begin soon."""
+        self._is_requested = False
         self._is_ticking = False
 
     def start(self) -> None:
@@ -220,9 +219,9 @@ class Poller:
     def request(self) -> None:
         """Look soon. Never blocks."""
         with self._calls.lock:
-            if self.is_requested or self.has_ended:
+            if self._is_requested or self.has_ended:
                 return
-            self.is_requested = True
+            self._is_requested = True
         # A `ManualTimer` may be advanced before a timeout is set, which would then be too late.
         within_s = 0.0 if self._timeouts.is_manual else HORIZON_S
         EXECUTOR.submit((self, "journal"), partial(self.look, within_s))
@@ -243,7 +242,7 @@ class Poller:
     def look(self, within_s: float = HORIZON_S) -> None:
         """Look now, after a look that runs. Blocks."""
         with self._looking:
-            self.is_requested = False
+            self._is_requested = False
             if not self.has_ended:
                 self._look(within_s)
 
@@ -425,11 +424,9 @@ class JournalStore(Store):
                 self.journal.release(self.lease.worker)
                 return
             with self._calls.lock:
-                held, leased = _ids_of(self._calls), _ids_of(self._leased())
+                held = _ids_of(self._calls)
             is_covered = [
-                self._hand_over(queue, stored, is_held=stored.id in held)
-                for stored in taken
-                if stored.id not in leased  # taken again: the engine's clock was set forward
+                self._hand_over(queue, stored, is_held=stored.id in held) for stored in taken
             ]
             if not all(is_covered):  # they have had places of calls that can be delivered
                 self.poller.request()
@@ -669,7 +666,7 @@ class JournalStore(Store):
     def _check_flushed(self) -> None:
         """End the waits of `flush` if nothing is left, or no look will follow.
 
-        After each look for calls. If the timer was stopped, only looks that are requested follow.
+        After each look for calls.
         """
         with self._calls.lock:
             self._flush_waiters = [
@@ -685,7 +682,7 @@ class JournalStore(Store):
                     Filter(queue=self._name, target=target, states=UNDELIVERED)
                 )
             )
-        if not is_left or (self._timeouts.stopped and not self.poller.is_requested):
+        if not is_left or (self.found_none and self._timeouts.stopped):
             self._end_flushes(flushed=not is_left)
 
     def _end_flushes(self, *, flushed: bool) -> None:

@@ -149,7 +149,7 @@ class Pacing:
             rate: The largest number of attempts a second, evenly spaced; None: no limit.
             max_in_flight: The number of attempts at a time; None: it follows the latency.
         """
-        self._gap_ns = 0 if rate is None else max(1, round(min(1e9 / rate, NEVER)))
+        self._gap_ns = 0 if rate is None else max(1, round(1e9 / rate))
         """The time between two attempts by the rate; 0 without a rate."""
         self._fixed = max_in_flight
         """The window that was given; None: it follows the latency."""

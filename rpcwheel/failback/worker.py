@@ -108,7 +108,7 @@ class _Place:
     """When it had calls last."""
     route: CallRoute | None = None
     tried_s: float = -math.inf
-    """When the worker last tried to deliver its calls."""
+    """When the worker last tried to deliver its calls; infinite: it must not try again."""
     skipped: str = ""
     """Why its calls are not delivered."""
 
@@ -303,8 +303,8 @@ class JournalWorker:
     def close(self, grace: Duration = 5.0) -> None:
         """Begin no more attempts, and let others have the calls. Idempotent.
 
-        Do not call it in a signal handler: that may have interrupted another method of the worker,
-        and then waits for it forever. Set an event, and close the worker on a thread.
+        A signal handler must not call it: if the handler has interrupted another method of the
+        worker, `close` waits for that method forever.
 
         Args:
             grace: Seconds for attempts that run. Then they are canceled; those of functions that
@@ -421,7 +421,7 @@ class JournalWorker:
                 place.used_s = max(place.used_s, now_s)
                 if not (target and place.skipped):  # that there is no channel may have changed
                     continue
-                if self._settings.once and now_s - place.tried_s < LOOK_INTERVAL_S:
+                if now_s - place.tried_s < (LOOK_INTERVAL_S if self._settings.once else 0.0):
                     continue  # the user's `connect` may be slow, or write to a log
             else:
                 place = _Place(now_s)
@@ -442,7 +442,7 @@ class JournalWorker:
             return "" if is_imported else "they are calls of a function that was not imported"
         channel = self._channels.get(target)
         try:
-            channel = channel or _checked_channel(self._settings.connect(target))
+            channel = channel or _checked_channel(self._settings.connect(target), place)
         except Exception as error:  # noqa: BLE001 - user code, and targets of any program
             return f"there is no channel to it: {error}"
         except BaseException as error:
@@ -524,14 +524,18 @@ def _names(setting: str, names: Iterable[str] | None) -> frozenset[str] | None:
     return None if names is None else frozenset(names)
 
 
-def _checked_channel(channel: object) -> grpc.Channel:
+def _checked_channel(channel: object, place: _Place) -> grpc.Channel:
     """Check what the user's `connect` has returned: one of `grpc.aio` would make dead letters.
 
     Raises:
         TypeError: It is no channel of `grpc`.
     """
     if not isinstance(channel, grpc.Channel):
-        raise TypeError(f"connect has returned {short_repr(channel)}")
+        place.tried_s = math.inf  # without an event loop, grpc.aio raises a less helpful error
+        raise TypeError(
+            "connect must return a channel of grpc, such as grpc.insecure_channel(target), "
+            f"not {short_repr(channel)}"
+        )
     return channel
 
 

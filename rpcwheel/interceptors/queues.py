@@ -74,10 +74,12 @@ class FailbackQueuesBase(Generic[InvokerT]):
         name = self._unused_name(name)
         named = policy.model_copy(update={"name": name})
         invoker = cast("InvokerT", self._invoker_class(named, timer=self._timer))
+        key, entry = id(policy), (policy, invoker)  # a kept policy keeps its id
+        # No call follows before the stores: a finalizer or signal handler could run in it.
         if name in self._by_name:
             close_empty(invoker)
             return
-        self._by_policy[id(policy)] = (policy, invoker)  # a kept policy keeps its id
+        self._by_policy[key] = entry
         self._by_name[name] = invoker
         if self._closed:
             close_empty(invoker)

@@ -164,7 +164,11 @@ class Journal:
             JournalFull, JournalUnavailable, JournalRefused: It was not stored.
             JournalOutcomeUnknown: It may have been stored, or be stored later.
         """
-        self._check_not_interrupted()
+        if self._is_interrupted():
+            raise JournalUnavailable(
+                f"{self.url}: a signal handler or finalizer has interrupted a request on this "
+                "thread, and cannot store a call before it has ended"
+            )
         can_wait, lock = _can_start_threads(), self._lock  # of the parent, if it forks meanwhile
         is_alone = self.backend.is_file and not self._appends
         if (not can_wait or is_alone) and lock.acquire(blocking=not can_wait):
@@ -395,7 +399,8 @@ class Journal:
 
     def _note_stored(self, worker: str, results: list[Result], late: list[int]) -> None:
         queue, on_late = self._workers.get(worker, ("", None))
-        has_ended = (not isinstance(each, Postponed) and each.id not in late for each in results)
+        ignored = set(late)
+        has_ended = (not isinstance(each, Postponed) and each.id not in ignored for each in results)
         self.counts.ended(queue, sum(has_ended))
         if late and on_late is not None:
             on_late(late)
@@ -404,25 +409,13 @@ class Journal:
 
     @contextmanager
     def beside(self) -> Iterator[JournalBackend]:
-        """Get the backend for requests that need no turn: all but those of calls and workers.
-
-        Raises:
-            JournalUnavailable: A signal handler or finalizer has interrupted a request.
-        """
-        self._check_not_interrupted()
+        """Get the backend for requests that need no turn: all but those of calls and workers."""
         thread = threading.get_ident()
         self._beside.add(thread)
         try:
             yield self.backend
         finally:
             self._beside.discard(thread)
-
-    def _check_not_interrupted(self) -> None:
-        if self._is_interrupted():
-            raise JournalUnavailable(
-                f"{self.url}: a signal handler or finalizer has interrupted a request on this "
-                "thread, and cannot make another one before it has ended"
-            )
 
     def _is_interrupted(self) -> bool:
         """Whether this thread is in a request, which a signal handler or finalizer interrupts."""

@@ -37,8 +37,11 @@ class Outage:
         self.reset()
 
     def reset(self) -> None:
-        """Make a lock, also in a forked child."""
-        self._lock = threading.RLock()  # a finalizer may make a call that fails
+        """Make a lock, also in a forked child.
+
+        Nothing is called under it: a finalizer or signal handler that runs there may need it.
+        """
+        self._lock = threading.Lock()
 
     @property
     def is_failing(self) -> bool:
@@ -53,13 +56,14 @@ class Outage:
 
     def failed(self, error: JournalError, *, writes: bool = True) -> None:
         """Note that a request has failed."""
+        now_ns = self._now_ns()
         with self._lock:
             if self.is_over:
                 return
             self._refuses_writes = self._refuses_writes or writes
             is_first = self._since_ns is None
             if is_first:
-                self._since_ns = self._now_ns()
+                self._since_ns = now_ns
         if is_first:
             emit(JournalFailed(self._url, error, self._unstored_results()))
 

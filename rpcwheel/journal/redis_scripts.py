@@ -138,8 +138,7 @@ local lost = {{}}
 -- erase a lost call; the caller must call `update_head` afterwards
 local function erase_lost(id, call)
   erase(id, call)
-  -- the clock may have been set back
-  lost[#lost + 1] = {{call.place, math.max(0, now - math.floor(tonumber(id) / 1000))}}
+  lost[#lost + 1] = {{call.place, now - math.floor(tonumber(id) / 1000)}}
 end
 
 -- Make the first call of an order the head, and ready, unless the head is taken. The head can be

@@ -34,9 +34,6 @@ NAMESPACE: Final = "rpcwheel"
 GROUP: Final = "rpcwheel.registry"
 """The group of the entry points of other packages' backends: `scheme = "package.module:Class"`."""
 
-SHORTEST_S: Final = 1e-9
-"""The shortest time that is not rounded to 0."""
-
 FILE_SCHEMES: Final = frozenset({"sqlite"})
 """Schemes whose path is a file."""
 
@@ -158,17 +155,16 @@ class RegistryUrl:
         """Read an option that is a number of seconds.
 
         Raises:
-            ConfigurationError: It is not a finite number of at least 1e-9.
+            ConfigurationError: It is not a finite number above zero.
         """
         text = self.options.get(name)
         try:
             value = default if text is None else float(text)
         except ValueError:
             value = 0.0
-        if not SHORTEST_S <= value < float("inf"):
+        if not 0 < value < float("inf"):
             raise ConfigurationError(
-                f"{self}: {name} must be a finite number of seconds above zero "
-                f"(at least 1 ns), not {text!r}"
+                f"{self}: {name} must be a finite number of seconds above zero, not {text!r}"
             )
         return value
 

@@ -93,7 +93,8 @@ def clock_of(timer: Timer | None) -> Callable[[], int]:
 def lease_clock_of(timer: Timer | None) -> Callable[[], int]:
     """Return the nanosecond clock for leases, which goes on while the machine is suspended.
 
-    As `clock_of` where the system has no such clock: Linux has one, `time.monotonic_ns` stops.
+    A `ManualTimer` has its own. On systems other than Linux, it is `time.monotonic_ns`, which may
+    stand still meanwhile.
     """
     if isinstance(timer, ManualTimer) or not hasattr(time, "CLOCK_BOOTTIME"):
         return clock_of(timer)

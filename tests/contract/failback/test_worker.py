@@ -1,6 +1,7 @@
 """`JournalWorker`: the calls of a journal are delivered without the program that stored them."""
 
 import asyncio
+import itertools
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -127,26 +128,31 @@ def test_other_failures_make_a_dead_letter(failure, limit, reason, url, backend,
     assert dead.error.startswith(failure.code)
 
 
+NO_CHANNEL = "connect must return a channel of grpc, such as grpc.insecure_channel(target), not"
+
+
 @pytest.mark.parametrize(
-    ("connect", "reason"),
+    ("result", "reason"),
     [
-        (Mock(side_effect=ValueError("no such host")), "no such host"),
-        (Mock(return_value=None), "connect has returned None"),
-        (
-            Mock(return_value=Mock(spec=grpc.aio.Channel)),
-            "connect has returned <Mock spec",
-        ),
+        (ValueError("no such host"), "no such host"),
+        (None, f"{NO_CHANNEL} None"),
+        (Mock(spec=grpc.aio.Channel), f"{NO_CHANNEL} <Mock spec"),
     ],
     ids=["raises", "None", "grpc.aio"],
 )
-def test_a_target_without_a_channel_of_grpc_is_skipped(connect, reason, url, backend):
-    backend.append([stored_rpc("nowhere")])
+def test_targets_without_a_channel_of_grpc_are_skipped(result, reason, url, backend, set_limit):
+    set_limit("failback.worker.LOOK_INTERVAL_S", 0.0)
+    targets = ["elsewhere", "nowhere"]
+    backend.append([stored_rpc(target) for target in targets])
+    later = itertools.repeat(ValueError("no such host"))  # a wrong channel has no later look
+    connect = Mock(side_effect=itertools.chain([result] * 2, later))
     with JournalWorker(url, connect=connect, once=True) as worker:
         assert worker.wait(WAIT_S)
-        (skipped,) = worker.skipped.items()
-    assert skipped[0] == ("audit", "nowhere")
-    assert skipped[1].startswith(f"there is no channel to it: {reason}")
-    assert [call.state for call in calls_of(backend)] == [CallState.READY]
+        skipped = worker.skipped
+    assert sorted(skipped) == [("audit", target) for target in targets]
+    for text in skipped.values():
+        assert text.startswith(f"there is no channel to it: {reason}")
+    assert [call.state for call in calls_of(backend)] == [CallState.READY] * 2
 
 
 def test_a_target_that_was_skipped_is_connected_at_a_later_look(url, backend, shop):

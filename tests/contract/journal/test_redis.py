@@ -171,16 +171,6 @@ def test_a_lost_call_is_removed_by_the_request_that_meets_it(
     assert keys() == {"id", "version"}
 
 
-def test_a_lost_call_has_no_negative_age_after_the_clock_was_set_back(
-    redis, journal, namespace, rpcwheel_events
-):
-    redis.ask("SET", f"{namespace}:id", "9000000000000000")  # ids are times: one of the year 2255
-    (number,) = journal.append([new_call()])
-    redis.ask("DEL", f"{namespace}:call:{number}")
-    assert journal.take("worker", 60.0, ROUTES, 0.0) == []
-    assert [event.oldest_s for event in rpcwheel_events.of(FailbackLost)] == [0.0]
-
-
 def test_a_long_row_of_lost_calls_is_removed_at_once(redis, journal, namespace, rpcwheel_events):
     ids = journal.append([new_call(number) for number in range(3000)])
     redis.ask("DEL", *(f"{namespace}:call:{number}" for number in ids[:2999]))

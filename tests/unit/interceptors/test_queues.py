@@ -1,5 +1,8 @@
 """A queue that is made while the same thread makes another one."""
 
+import itertools
+import sys
+
 import pytest
 
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
@@ -9,6 +12,7 @@ ORDERS, MAIL = (FailbackPolicy(retry_on="UNAVAILABLE") for _ in range(2))
 STORED = {"retry_on": "UNAVAILABLE", "journal": "sqlite:///missing/calls.db"}
 
 
+@pytest.mark.parametrize("nth", range(6))
 @pytest.mark.parametrize(
     ("policy", "other", "names"),
     [
@@ -18,20 +22,28 @@ STORED = {"retry_on": "UNAVAILABLE", "journal": "sqlite:///missing/calls.db"}
     ],
     ids=["same policy", "other policy", "equal policy with a journal"],
 )
-def test_a_finalizer_may_need_a_queue_while_one_is_made(policy, other, names, timer):
-    made = []
+def test_a_signal_handler_may_need_a_queue_while_one_is_made(policy, other, names, nth, timer):
+    made, returns = [], itertools.count()
 
-    class Interrupted(FailbackInvoker):
+    class Recorded(FailbackInvoker):
         def __init__(self, *args, **settings):
             super().__init__(*args, **settings)
             made.append(self)
-            if len(made) == 1:  # as a finalizer or signal handler whose call fails
-                queues.queue_for(other, "/a/*")
+
+    def interrupt(frame, event, _):  # a handler may run when a call has returned
+        caller = {"return": frame.f_back, "c_return": frame}.get(event)
+        is_adding = caller is not None and caller.f_code is FailbackQueues._add.__code__
+        if is_adding and next(returns) == nth:
+            queues.queue_for(other, "/a/*")
 
     with FailbackQueues(timer) as queues:
-        queues._invoker_class = Interrupted
-        invoker = queues.queue_for(policy, "/a/*")
-        assert list(queues.stats()) == names
-        assert queues.queue_for(policy, "/a/*") is invoker
+        queues._invoker_class = Recorded
+        sys.setprofile(interrupt)
+        try:
+            invoker = queues.queue_for(policy, "/a/*")
+        finally:
+            sys.setprofile(None)
         assert (queues.queue_for(other, "/a/*") is invoker) is (len(names) == 1)
-        assert made[0]._queue.calls.closed
+        assert queues.queue_for(policy, "/a/*") is invoker
+        assert list(queues.stats()) == names
+        assert [each._queue.calls.closed for each in made].count(False) == len(names)
