@@ -9,7 +9,7 @@ from fixtures.flaky_backends import POLICY, instance
 from fixtures.timers import cannot_start
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.executor import KeyedExecutor
-from rpcwheel.errors import RegistryRefused, RegistryUnavailable
+from rpcwheel.errors import RegistryClosed, RegistryRefused, RegistryUnavailable
 from rpcwheel.events import TaskFailed
 from rpcwheel.registry import Registry, aio
 from rpcwheel.registry.reconciler import Reconciler, RegistrationState
@@ -37,7 +37,6 @@ def test_nothing_begins_while_the_timer_gets_no_thread(backend, monkeypatch):
         session = RegistrySession(backend, POLICY, timer=timer)
         begins = [
             lambda: session.set_desired(instance(), flush_now=False),
-            lambda: session.remove(instance(), flush_now=False),
             lambda: session.watches.acquire("shop.Orders", "user"),
         ]
         monkeypatch.setattr(threading.Thread, "start", cannot_start)
@@ -47,6 +46,15 @@ def test_nothing_begins_while_the_timer_gets_no_thread(backend, monkeypatch):
         monkeypatch.undo()
         assert (session.records(), session.watches.watches()) == ((), [])
         assert session.close().result(WAIT_S)
+
+
+def test_a_closed_session_starts_no_thread(backend, monkeypatch):
+    with WheelTimer() as timer:
+        session = RegistrySession(backend, POLICY, timer=timer)
+        assert session.close().result(WAIT_S)
+        monkeypatch.setattr(threading.Thread, "start", cannot_start)
+        with pytest.raises(RegistryClosed):
+            session.set_desired(instance(), flush_now=False)
 
 
 class RecordingFiles:
