@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from fixtures.flaky_backends import POLICY, instance
+from fixtures.flaky_backends import POLICY, HangingBackend, flaky_backend, instance
 from fixtures.timers import cannot_start
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.executor import KeyedExecutor
@@ -55,6 +55,18 @@ def test_a_closed_session_starts_no_thread(backend, monkeypatch):
         monkeypatch.setattr(threading.Thread, "start", cannot_start)
         with pytest.raises(RegistryClosed):
             session.set_desired(instance(), flush_now=False)
+
+
+def test_an_instance_whose_publication_runs_while_the_session_closes_is_withdrawn(timer):
+    let_go = threading.Event()
+    backend = HangingBackend(flaky_backend(timer).inner, let_go)
+    session = RegistrySession(backend, POLICY, timer=timer)
+    session.set_desired(instance(), flush_now=False)
+    assert wait_until(lambda: backend.is_called)
+    ended = session.close()
+    let_go.set()
+    assert ended.result(WAIT_S)
+    assert [method for method, _ in backend.requests] == ["publish", "withdraw"]
 
 
 class RecordingFiles:
