@@ -100,7 +100,7 @@ class RegistryUrl:
             (f"[{host}]" if ":" in host else host) + ("" if port is None else f":{port}")
             for host, port in self.hosts
         )
-        login = quote(self.user, safe="") + (":***" if self.password else "")
+        login = quote(self.user, safe="", errors="replace") + (":***" if self.password else "")
         user = f"{login}@" if login else ""
         path = self.path.replace("%", "%25").replace("?", "%3F")
         inside = [] if self.namespace == NAMESPACE else [f"namespace={self.namespace}"]
