@@ -294,6 +294,33 @@ def test_close_waits_for_a_write_under_way(make, directory, timer, monkeypatch):
     opening.join()
 
 
+def test_writers_of_two_services_at_a_time_lose_no_entry(
+    make, write, directory, timer, monkeypatch
+):
+    entered, gate, real = threading.Event(), threading.Event(), os.fsync
+
+    def hold_first(descriptor):
+        if not entered.is_set():
+            entered.set()
+            gate.wait()
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", hold_first)
+    first = make()
+    first.keep(SERVICE, instances("a"))
+    timer.advance(1)
+    assert entered.wait(WAIT_S)
+    try:
+        write("b", BILLS)
+    finally:
+        gate.set()
+    first.close()
+    assert services(directory) == {SERVICE, BILLS}
+    reader = make()
+    assert reader.load(SERVICE).instances == instances("a")
+    assert reader.load(BILLS).instances == instances("b")
+
+
 def test_after_close_nothing_is_kept_and_close_is_idempotent(make, directory, timer):
     snapshots = make()
     snapshots.close()
