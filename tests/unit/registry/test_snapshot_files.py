@@ -564,4 +564,13 @@ def test_without_a_home_directory_there_are_no_files_and_an_event(monkeypatch, e
     monkeypatch.setattr(module.Path, "home", nowhere)
     monkeypatch.setattr(module.Path, "expanduser", nowhere)
     assert open_snapshot_files(url(), RegistryPolicy(snapshot=snapshot)) is None
-    assert [type(event) for event in events] == [SnapshotFailed]
+    assert [event.path for event in failures(events)] == ["~" if snapshot is True else snapshot]
+
+
+def test_without_a_working_directory_there_are_no_relative_files_and_an_event(monkeypatch, events):
+    def removed():
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(os, "getcwd", removed)
+    assert open_snapshot_files(url(), RegistryPolicy(snapshot="snapshots")) is None
+    assert [event.path for event in failures(events)] == ["snapshots"]
