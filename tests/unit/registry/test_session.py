@@ -1,13 +1,15 @@
 """A session as only races and bugs of rpcwheel show it; the rest is in tests/contract."""
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
 
 from fixtures.flaky_backends import POLICY, HangingBackend, flaky_backend, instance
 from fixtures.timers import cannot_start
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel._concurrency.executor import KeyedExecutor
 from rpcwheel.errors import RegistryClosed, RegistryRefused, RegistryUnavailable
 from rpcwheel.events import TaskFailed
@@ -110,6 +112,15 @@ async def test_a_subscription_that_begins_while_the_registry_closes_ends(monkeyp
     monkeypatch.setattr(Registry, "subscribe", subscribe_before_the_close)
     async with asyncio.timeout(WAIT_S):
         assert [snapshot async for snapshot in opened.subscribe("shop.Orders")] == []
+
+
+async def test_a_closed_subscription_is_forgotten():
+    async with aio.open_registry("memory://") as opened:
+        subscription = opened.subscribe("shop.Orders")
+        closed = weakref.ref(subscription)
+        subscription.close()
+        del subscription
+        assert await aio_wait_until(lambda: gc.collect() >= 0 and closed() is None)
 
 
 class RefusingLookups(FlakyBackend):
