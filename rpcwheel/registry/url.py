@@ -77,8 +77,9 @@ _YES_NO: Final = {"1": True, "true": True, "yes": True, "0": False, "false": Fal
 class RegistryUrl:
     """A parsed registry URL.
 
-    `str()` is a URL without the password and the service. Of the options it keeps the namespace and
-    `PARTS`, in which two registries on one host differ.
+    `str()` is a URL without the password and the service, except if the path of another package's
+    backend has an `@`. Of the options it keeps the namespace and `PARTS`, in which two registries
+    on one host differ.
     """
 
     scheme: str
