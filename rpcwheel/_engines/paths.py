@@ -13,11 +13,11 @@ def expanded(path: str, url: object) -> Path:
         url: The URL, for the message.
 
     Raises:
-        ConfigurationError: The user has no home directory, or is not known.
+        ConfigurationError: The home directory, or the working directory, is not known.
     """
     try:
         return Path(path).expanduser().absolute()
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise ConfigurationError(
-            f"{url}: the home directory of {path!r} is not known; give an absolute path"
+            f"{url}: the directory of {path!r} is not known ({error}); give an absolute path"
         ) from error

@@ -89,16 +89,17 @@ class SignalHandlers:
             self._restore()
 
     def _restore(self) -> None:
-        for number, handler in self._installed.items():
+        for number, handler in tuple(self._installed.items()):  # another signal may clear it
             previous = handler.args[0]
             if signal.getsignal(number) is handler:  # the application may have replaced it
                 signal.signal(number, previous)
         self._installed.clear()
 
     def _handle(self, previous: object, number: int, frame: FrameType | None) -> None:
-        if self._callbacks:
+        callbacks = tuple(self._callbacks)  # another thread may remove one meanwhile
+        if callbacks:
             name = signal.Signals(number).name
-            for callback in tuple(self._callbacks):
+            for callback in callbacks:
                 callback(name)
             return
         self._restore()  # if the last callback was removed on another thread

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel.durations import NEVER, to_seconds
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
-
-START_S: Final = 60.0
-"""The delay of the timeout that starts the timer's thread. It is canceled at once."""
 
 
 class OneShotTimer:
@@ -61,16 +58,22 @@ class OneShotTimer:
         self._lock = threading.RLock()  # a finalizer may call `clear`
         self._timeout: Timeout | None = None
         self._wake_ns = NEVER
+        self._is_started = False
 
     def start(self) -> None:
         """Have the timer start its thread, before anything relies on a timeout. Idempotent.
 
+        Timeouts need no other thread then, except while a user's timer is full.
+
         Raises:
-            RuntimeError: The system can't start a thread. Once it has, timeouts need no other.
+            RuntimeError: The system can't start a thread.
         """
+        if self._is_started:
+            return
         timer = shared_timer() if self._timer is None else self._timer
         with suppress(TimerError):  # it is stopped or full, which `wake` handles
-            timer.new_timeout(self, START_S).cancel()
+            timer.new_timeout(self, 60.0).cancel()  # any delay: it starts the thread
+        self._is_started = True
 
     def wake(self, wake_ns: int) -> None:
         """Call the function then, or earlier; `NEVER` changes nothing."""

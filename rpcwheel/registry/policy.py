@@ -53,7 +53,8 @@ class RegistryPolicy(Policy):
     snapshot: StrictBool | StrictStr = True
     """The directory in which a client stores the instances, and from which it reads them when it
     starts while the registry is unreachable. True: one for each registry in the user's cache
-    directory. A path: this directory. False: none."""
+    directory. A path: this directory; if relative, below the working directory when the registry
+    is opened. False: none."""
 
     @field_validator("snapshot")
     @classmethod

@@ -211,9 +211,9 @@ class RegistrySession:
         `flush_now`: shorten the pause after a failure, because a caller waits.
         """
         self.check_writable()
-        self._timer.start()
         with self._changing(flush_now=flush_now) as now_ns:
             self.check_open()
+            self._timer.start()
             return self._reconciler.set_desired(instance, now_ns)
 
     def change(self, record: RegistrationRecord, changes: dict[str, object]) -> None:
@@ -233,7 +233,6 @@ class RegistrySession:
     ) -> RegistrationRecord:
         """Withdraw an instance; `flush_now` as in `set_desired`."""
         self.check_writable()
-        self._timer.start()
         with self._changing(flush_now=flush_now) as now_ns:
             if isinstance(target, RegistrationRecord) and not target.wanted:
                 return target

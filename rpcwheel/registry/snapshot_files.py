@@ -334,7 +334,7 @@ def open_snapshot_files(
     """Return the files of a policy; None if it has none.
 
     None also for `memory://`, whose registry ends with the process, unless a path is given; and,
-    with an event, if they are to be in the home directory and the user has none.
+    with an event, if the home directory or the working directory that the path needs is not known.
     """
     refresh_s = max(
         LEAST_REFRESH_S, to_seconds(RegistryRules.from_policy(policy).stale_timeout_ns) / 2
@@ -347,7 +347,8 @@ def open_snapshot_files(
         )
         directory = (parent / _directory_name(url)).absolute()  # the program may change its own
     except (RuntimeError, OSError) as error:
-        emit(SnapshotFailed(str(url), "~", error))
+        path = "~" if policy.snapshot is True else str(policy.snapshot)
+        emit(SnapshotFailed(str(url), path, error))
         return None
     return SnapshotFiles(directory, str(url), timer=timer, refresh_s=refresh_s)
 

@@ -73,8 +73,9 @@ _YES_NO: Final = {"1": True, "true": True, "yes": True, "0": False, "false": Fal
 class RegistryUrl:
     """A parsed registry URL.
 
-    `str()` is a URL without the password and the service. Of the options it keeps the namespace and
-    `PARTS`, in which two registries on one host differ.
+    `str()` is a URL without the password and the service, except if the path of another package's
+    backend has an `@`. Of the options it keeps the namespace and `PARTS`, in which two registries
+    on one host differ.
     """
 
     scheme: str
@@ -96,7 +97,7 @@ class RegistryUrl:
             (f"[{host}]" if ":" in host else host) + ("" if port is None else f":{port}")
             for host, port in self.hosts
         )
-        login = quote(self.user, safe="") + (":***" if self.password else "")
+        login = quote(self.user, safe="", errors="replace") + (":***" if self.password else "")
         user = f"{login}@" if login else ""
         path = self.path.replace("%", "%25").replace("?", "%3F")
         inside = [] if self.namespace == NAMESPACE else [f"namespace={self.namespace}"]

@@ -57,7 +57,8 @@ def insecure_channel(
     on which `on_subchannel` and `on_removed` are called.
 
     Raises:
-        RuntimeError: A channel by name is made where no event loop runs.
+        RuntimeError: A channel by name is made where no event loop runs; or the system
+            can't start the timer's thread.
         ConfigurationError, ExtraMissing, TypeError: As `rpcwheel.insecure_channel`.
     """
     return new_channel(ReconnectingChannel, ResolvedChannel, Registry, credentials=None, **locals())

@@ -90,6 +90,7 @@ def insecure_channel(
     Raises:
         ConfigurationError: An argument is not valid; the message says what is.
         ExtraMissing: A package that the registry needs is not installed.
+        RuntimeError: The system can't start the timer's thread, which a channel by name needs.
         TypeError: An argument is of a wrong type.
     """
     return new_channel(ReconnectingChannel, ResolvedChannel, Registry, credentials=None, **locals())

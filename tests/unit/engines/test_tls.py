@@ -1,5 +1,6 @@
 """TLS settings of registry URLs."""
 
+import os
 import ssl
 from pathlib import Path
 
@@ -54,6 +55,15 @@ def test_a_file_without_a_certificate_is_refused(tls_files):
 def test_a_file_below_a_home_directory_that_is_unknown_is_refused():
     with pytest.raises(ConfigurationError, match=r"~nobody-is-called-so/ca\.pem.*absolute path"):
         tls_of("redis://a?tls=1&ca=~nobody-is-called-so/ca.pem", default=False)
+
+
+def test_a_relative_file_is_refused_if_the_working_directory_was_removed(monkeypatch):
+    def removed():
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(os, "getcwd", removed)
+    with pytest.raises(ConfigurationError, match=r"'ca\.pem'.*absolute path"):
+        tls_of("redis://a?tls=1&ca=ca.pem", default=False)
 
 
 def test_refused_by_tls_finds_the_ssl_error_among_the_causes():

@@ -30,12 +30,11 @@ def test_a_step_ends_when_the_smaller_grace_is_over():
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "no thread"])
 def test_a_lame_duck_ends_also_if_the_timer_takes_no_timeout(monkeypatch, is_full):
     with WheelTimer(max_pending=1) as timer:
-        shutdown = Shutdown(lambda: "shop", timer, lame_duck_s=600.0, grace_s=0.0)
+        shutdown = Shutdown(lambda: "shop", timer, lame_duck_s=0.05, grace_s=0.0)
         if is_full:
             timer.new_timeout(print, 600.0)
         else:
             monkeypatch.setattr(threading.Thread, "start", cannot_start)
-        shutdown.hurry()
         shutdown.wait_lame_duck()
 
 

@@ -43,6 +43,13 @@ def test_never_and_clear_leave_no_timeout(timer, rung):
     assert (rung, timer.pending) == ([], 0)
 
 
+def test_only_the_first_start_adds_a_timeout(timer, rung):
+    alarm = made(timer, rung)
+    for _ in range(2):
+        alarm.start()
+    assert (timer.stats().started, timer.pending) == (1, 0)
+
+
 @pytest.mark.parametrize("is_waiting", [True, False])
 def test_a_stopped_timer_is_reported_once_and_the_callback_is_not_called(rung, events, is_waiting):
     own, of_others = WheelTimer(), shared_timer().pending

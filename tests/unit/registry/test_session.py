@@ -1,15 +1,17 @@
 """A session as only races and bugs of rpcwheel show it; the rest is in tests/contract."""
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import pytest
 
-from fixtures.flaky_backends import POLICY, instance
+from fixtures.flaky_backends import POLICY, HangingBackend, flaky_backend, instance
 from fixtures.timers import cannot_start
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel._concurrency.executor import KeyedExecutor
-from rpcwheel.errors import RegistryRefused, RegistryUnavailable
+from rpcwheel.errors import RegistryClosed, RegistryRefused, RegistryUnavailable
 from rpcwheel.events import TaskFailed
 from rpcwheel.registry import Registry, aio
 from rpcwheel.registry.reconciler import Reconciler, RegistrationState
@@ -37,7 +39,6 @@ def test_nothing_begins_while_the_timer_gets_no_thread(backend, monkeypatch):
         session = RegistrySession(backend, POLICY, timer=timer)
         begins = [
             lambda: session.set_desired(instance(), flush_now=False),
-            lambda: session.remove(instance(), flush_now=False),
             lambda: session.watches.acquire("shop.Orders", "user"),
         ]
         monkeypatch.setattr(threading.Thread, "start", cannot_start)
@@ -47,6 +48,27 @@ def test_nothing_begins_while_the_timer_gets_no_thread(backend, monkeypatch):
         monkeypatch.undo()
         assert (session.records(), session.watches.watches()) == ((), [])
         assert session.close().result(WAIT_S)
+
+
+def test_a_closed_session_starts_no_thread(backend, monkeypatch):
+    with WheelTimer() as timer:
+        session = RegistrySession(backend, POLICY, timer=timer)
+        assert session.close().result(WAIT_S)
+        monkeypatch.setattr(threading.Thread, "start", cannot_start)
+        with pytest.raises(RegistryClosed):
+            session.set_desired(instance(), flush_now=False)
+
+
+def test_an_instance_whose_publication_runs_while_the_session_closes_is_withdrawn(timer):
+    let_go = threading.Event()
+    backend = HangingBackend(flaky_backend(timer).inner, let_go)
+    session = RegistrySession(backend, POLICY, timer=timer)
+    session.set_desired(instance(), flush_now=False)
+    assert wait_until(lambda: backend.is_called)
+    ended = session.close()
+    let_go.set()
+    assert ended.result(WAIT_S)
+    assert [method for method, _ in backend.requests] == ["publish", "withdraw"]
 
 
 class RecordingFiles:
@@ -90,6 +112,15 @@ async def test_a_subscription_that_begins_while_the_registry_closes_ends(monkeyp
     monkeypatch.setattr(Registry, "subscribe", subscribe_before_the_close)
     async with asyncio.timeout(WAIT_S):
         assert [snapshot async for snapshot in opened.subscribe("shop.Orders")] == []
+
+
+async def test_a_closed_subscription_is_forgotten():
+    async with aio.open_registry("memory://") as opened:
+        subscription = opened.subscribe("shop.Orders")
+        closed = weakref.ref(subscription)
+        subscription.close()
+        del subscription
+        assert await aio_wait_until(lambda: gc.collect() >= 0 and closed() is None)
 
 
 class RefusingLookups(FlakyBackend):

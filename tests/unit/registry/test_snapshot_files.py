@@ -294,6 +294,33 @@ def test_close_waits_for_a_write_under_way(make, directory, timer, monkeypatch):
     opening.join()
 
 
+def test_writers_of_two_services_at_a_time_lose_no_entry(
+    make, write, directory, timer, monkeypatch
+):
+    entered, gate, real = threading.Event(), threading.Event(), os.fsync
+
+    def hold_first(descriptor):
+        if not entered.is_set():
+            entered.set()
+            gate.wait()
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", hold_first)
+    first = make()
+    first.keep(SERVICE, instances("a"))
+    timer.advance(1)
+    assert entered.wait(WAIT_S)
+    try:
+        write("b", BILLS)
+    finally:
+        gate.set()
+    first.close()
+    assert services(directory) == {SERVICE, BILLS}
+    reader = make()
+    assert reader.load(SERVICE).instances == instances("a")
+    assert reader.load(BILLS).instances == instances("b")
+
+
 def test_after_close_nothing_is_kept_and_close_is_idempotent(make, directory, timer):
     snapshots = make()
     snapshots.close()
@@ -537,4 +564,13 @@ def test_without_a_home_directory_there_are_no_files_and_an_event(monkeypatch, e
     monkeypatch.setattr(module.Path, "home", nowhere)
     monkeypatch.setattr(module.Path, "expanduser", nowhere)
     assert open_snapshot_files(url(), RegistryPolicy(snapshot=snapshot)) is None
-    assert [type(event) for event in events] == [SnapshotFailed]
+    assert [event.path for event in failures(events)] == ["~" if snapshot is True else snapshot]
+
+
+def test_without_a_working_directory_there_are_no_relative_files_and_an_event(monkeypatch, events):
+    def removed():
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(os, "getcwd", removed)
+    assert open_snapshot_files(url(), RegistryPolicy(snapshot="snapshots")) is None
+    assert [event.path for event in failures(events)] == ["snapshots"]

@@ -133,6 +133,7 @@ def test_seconds_are_a_number_above_zero():
 
 @given(st.text(max_size=40))
 @example("a%40b@h")
+@example("\udce9@h")  # as in arguments of a program that are not UTF-8
 @example("/a%3Fb%2541.db")
 def test_any_text_is_a_url_or_refused(text):
     for url in (text, f"etcd://{text}", f"sqlite://{text}"):
