@@ -1,5 +1,6 @@
 """The scripts that make a release: links and bytes of the sdist, notes from the changelog."""
 
+import csv
 import io
 import re
 import runpy
@@ -93,3 +94,17 @@ def test_a_version_is_not_released_with_another_tag_or_open_fragments(release_no
         "run `make changelog VERSION=1.2.3`: 7.fixed.md",
         "CHANGELOG.md has no part `## 1.2.3`",
     ]
+
+
+@pytest.mark.parametrize("name", ["fixed", "killed"])
+def test_the_lines_of_mutants_exist(name) -> None:
+    with (ROOT / "tests" / "mutation" / f"{name}.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    gone = [
+        (row["module"], row["before"])
+        for row in rows
+        if (ROOT / row["module"]).read_text("utf-8").count(f"\n{row['before']}\n")
+        <= int(row["nth"])
+    ]
+    assert rows
+    assert gone == []
