@@ -123,7 +123,7 @@ class CallFactory:
             method: The full name of the method.
             kind: The kind of call.
             config: The configuration; None for that of the client's policies.
-            serialize: The serializer of requests; None if they are bytes, or it is not known.
+            serialize: The serializer of requests, for a journal; None if they are bytes.
         """
         self.state = state
         self.method = method
@@ -238,8 +238,7 @@ class RetryingCall(Relay):
         if config.keeps_requests or config.hedging is not None:
             if self.kind.streams_requests:
                 if request is not None and config.buffer_bytes is not None:
-                    limit, serialize = config.buffer_bytes, factory.serialize
-                    self._requests = RequestStream(request, limit, serialize)
+                    self._requests = RequestStream(request, config.buffer_bytes)
             elif request.__class__ is not bytes:
                 request = copy_of(request)  # 2 µs for a small message
         self._request = request

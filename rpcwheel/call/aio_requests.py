@@ -19,23 +19,20 @@ from rpcwheel._grpc.aio_relay import Signal
 from .replay import ReplayBuffer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 class RequestStream:
     """The requests of one call, from an iterator of the user."""
 
-    def __init__(
-        self, requests: Any, limit_bytes: int, serialize: Callable[[Any], bytes] | None = None
-    ) -> None:
+    def __init__(self, requests: Any, limit_bytes: int) -> None:
         """Make the stream; reads nothing yet.
 
         Args:
             requests: The caller's plain or asynchronous iterator.
             limit_bytes: The size of the buffer.
-            serialize: The serializer of the messages; None if it is not known.
         """
-        self.buffer = ReplayBuffer(limit_bytes, serialize)
+        self.buffer = ReplayBuffer(limit_bytes)
         self._plain: Iterator[Any] | None = None
         self._async: AsyncIterable[Any] | None = None
         if isinstance(requests, AsyncIterable):
@@ -107,7 +104,7 @@ class RequestStream:
             self._wanted.notify()
 
     def _add(self, message: object) -> None:
-        self.buffer.add(self.buffer.copied(message))
+        self.buffer.add(message)
         if self._replay is not None:
             self._replay.add(message)
 

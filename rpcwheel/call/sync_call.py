@@ -176,7 +176,7 @@ class ClientCall:
                 made; None if not.
             start_delivery: Makes an attempt in the background, after failback has queued the call;
                 None for `start`.
-            serialize: The serializer of requests; None if they are bytes, or it is not known.
+            serialize: The serializer of requests, for a journal; None if they are bytes.
         """
         self.state = state
         self.kind = kind
@@ -199,7 +199,7 @@ class ClientCall:
         self._request = request
         self.requests: RequestStream | None = None
         if kind.streams_requests and (limit := self.config.buffer_bytes) is not None:
-            self.requests = RequestStream(request, limit, serialize)
+            self.requests = RequestStream(request, limit)
 
     @property
     def is_late(self) -> bool:

@@ -19,20 +19,15 @@ from .failed_calls import read_timeout_s
 from .replay import ReplayBuffer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 class RequestStream:
     """The requests of one call. Thread-safe."""
 
-    def __init__(
-        self,
-        requests: Iterator[Any],
-        limit_bytes: int,
-        serialize: Callable[[Any], bytes] | None = None,
-    ) -> None:
+    def __init__(self, requests: Iterator[Any], limit_bytes: int) -> None:
         self._requests = requests
-        self._buffer = ReplayBuffer(limit_bytes, serialize)
+        self._buffer = ReplayBuffer(limit_bytes)
         self._changed = threading.Condition()
         self._current: _AttemptRequests | None = None
         self._reading = False
@@ -108,11 +103,10 @@ class RequestStream:
 
     def _read(self) -> None:
         """Read one message, without the lock: the user's iterator may block forever."""
-        message = copied = error = None
+        message = error = None
         complete = False
         try:
             message = next(self._requests)
-            copied = self._buffer.copied(message)
         except StopIteration:
             complete = True
         except BaseException as raised:  # noqa: BLE001 - raised by the current attempt
@@ -122,7 +116,7 @@ class RequestStream:
             self._error = error
             self._buffer.complete = complete
             if not complete and error is None:
-                self._buffer.add(copied)
+                self._buffer.add(message)
                 if self._current is not None:
                     self._current.unsent.append(message)
             self._changed.notify_all()

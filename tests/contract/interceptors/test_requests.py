@@ -59,29 +59,6 @@ def test_a_stream_is_retried_up_to_its_limit_of_bytes(shop, client, events, limi
     assert [seen.requests for seen in shop.calls] == [messages] * attempts
 
 
-class Shop:
-    """What messages share and copies of them have, such as a descriptor."""
-
-    def __init__(self) -> None:
-        self.name = "x" * 10_000
-
-    def __deepcopy__(self, _):
-        return self
-
-
-@pytest.mark.parametrize(("size", "attempts"), [(100, 2), (1000, 1)])
-def test_a_message_of_another_library_counts_as_it_is_serialized(shop, client, size, attempts):
-    order = {"item": b"x" * size, "shop": Shop()}
-    channel = client.open(api="channel", retry=RETRY.replace(replay_buffer_bytes=1000))
-    shop.then(Fail("UNAVAILABLE", read=True))
-    call = client.begin(channel, requests=iter([order]), serializer=lambda order: order["item"])
-    if attempts == 2:
-        assert client.answer(call) == order["item"]
-    else:
-        assert call.error().code() is grpc.StatusCode.UNAVAILABLE
-    assert [seen.requests for seen in shop.calls] == [[order["item"]]] * attempts
-
-
 def test_a_retry_sends_each_message_of_a_stream_that_reuses_one_object(shop, client):
     def filled():
         message = StringValue()

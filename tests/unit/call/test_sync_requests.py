@@ -55,18 +55,6 @@ def test_a_message_read_by_an_earlier_attempt_goes_to_the_current_one():
     assert not requests.replayable
 
 
-def test_a_message_is_serialized_without_the_lock():
-    def serialize(_):
-        closing = threading.Thread(target=requests.close)
-        closing.start()
-        closing.join(WAIT_S)
-        return b"" if closing.is_alive() else b"a"
-
-    requests = RequestStream(iter(["a"]), 1000, serialize)
-    assert not list(requests.for_attempt())
-    assert not requests.replayable
-
-
 def test_a_thread_that_waits_for_another_reader_returns_at_the_end():
     source = queue.Queue()
     requests = RequestStream(from_queue(source), 1000)
