@@ -60,7 +60,7 @@ def set_idempotency_key(key: str) -> None:
 
 def key_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
     """Return the idempotency key in the metadata of a call; None if it has none."""
-    values = (value for name, value in metadata or () if name == IDEMPOTENCY_KEY)
+    values = (value for name, value in metadata or () if name.lower() == IDEMPOTENCY_KEY)
     key = next(values, None)
     return key.decode(errors="replace") if isinstance(key, bytes) else key
 
@@ -69,7 +69,9 @@ def with_key(
     metadata: Iterable[tuple[str, str | bytes]] | None,
 ) -> tuple[tuple[str, str | bytes], ...]:
     """Return metadata with an idempotency key: a new one, unless there is one that is not empty."""
-    pairs = tuple((key, value) for key, value in metadata or () if value or key != IDEMPOTENCY_KEY)
+    pairs = tuple(
+        (name, value) for name, value in metadata or () if value or name.lower() != IDEMPOTENCY_KEY
+    )
     return pairs if key_of(pairs) else (*pairs, (IDEMPOTENCY_KEY, new_key()))
 
 

@@ -147,8 +147,10 @@ def test_metadata_gets_a_key_unless_it_has_one():
     first, (name, key) = with_key([("k", "v")])
     assert (first, name) == (("k", "v"), IDEMPOTENCY_KEY)
     assert key_of(with_key(None)) != key
-    ((_, key),) = with_key([(IDEMPOTENCY_KEY, "")])
-    assert len(key) == 32
+    assert with_key([("Idempotency-Key", "mine")]) == (("Idempotency-Key", "mine"),)
+    for name in (IDEMPOTENCY_KEY, "Idempotency-Key"):
+        ((_, key),) = with_key([(name, "")])
+        assert len(key) == 32
 
 
 def test_key_of_metadata():
