@@ -396,10 +396,10 @@ def _message(mistake: ErrorDetails, policy: type[BaseModel]) -> str:
             hint = _hint(mistake["loc"], mistake["input"], policy)
             return f"{outer}there is no setting {shown(name)}; {hint}"
         case "tuple_type":
-            item = mistake["input"] if isinstance(mistake["input"], str) else "..."
+            item = actual if isinstance(mistake["input"], str) else "'...'"
             return (
-                f"{place}: it must be a tuple or a list, such as {(item,)!r} (in a file "
-                f'["{item}"]), not {actual}'
+                f"{place}: it must be a tuple or a list, such as ({item},) (in a file [{item}]), "
+                f"not {actual}"
             )
         case "model_type" if isinstance(mistake["input"], Policy):
             return f"{place}: {_misplaced(mistake, policy)}"

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from rpcwheel.durations import MAX_NS, NEVER, to_ns
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, short_repr
 from rpcwheel.timer.core import DEFAULT_NAME, TimerCore
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def checked_timer(timer: Timer | None) -> Timer | None:
     if timer is not None and not callable(getattr(timer, "new_timeout", None)):
         raise TypeError(
             "timer must be a WheelTimer, AsyncWheelTimer or ManualTimer, or None for "
-            f"shared_timer(), not {timer!r}"
+            f"shared_timer(), not {short_repr(timer)}"
         )
     return timer
 
