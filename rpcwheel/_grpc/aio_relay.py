@@ -116,7 +116,9 @@ def _was_canceled_here(call: Any) -> bool:
     task = getattr(call, "_interceptors_task", None)  # of a call with interceptors
     if isinstance(task, asyncio.Task) and not task.cancelled():
         if task.exception() is not None:
-            return False  # an interceptor has raised a status; a canceled one raises none
+            # An exception does not say who canceled, so a status that an interceptor raises counts
+            # as the server's.
+            return False
         return isinstance(failure_of(task.result()), asyncio.CancelledError)
     inner = getattr(call, "_call", None)  # of a stream whose interceptor returned an iterator
     if isinstance(inner, grpc.aio.Call):
