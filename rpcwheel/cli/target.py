@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass
 from typing import Final, cast
 
-from rpcwheel.errors import masked_url
 from rpcwheel.instance import GRPC_SCHEMES, LARGEST_PORT, explicit_target
 
 from .findings import Problem
@@ -69,14 +68,13 @@ def parse_target(text: str) -> ServerTarget:
     if "://" in text and not text.startswith(SCHEMES):
         from rpcwheel.registry.backends import BACKENDS  # now: most targets do not need it
 
-        scheme, _, rest = text.partition("://")
+        scheme = text.partition("://")[0]
         if scheme in BACKENDS:
             raise ValueError(
                 "this is the URL of a registry; give HOST:PORT of a server, which "
                 "`rpcwheel registry ls URL` lists"
             )
-        address = masked_url(f"//{rest}").rpartition("@")[2].strip("/")
-        raise ValueError(f"leave out {scheme}://, give HOST:PORT: {address}")
+        raise ValueError(f"leave out {scheme}://, give HOST:PORT")
     host, port = _host_and_port(_without_scheme(text))
     if not host:
         raise ValueError(f"{text!r} has no host; give HOST:PORT, such as localhost:50051")
@@ -90,10 +88,13 @@ def _without_scheme(text: str) -> str:
     address = text.removeprefix(prefix)
     if prefix:  # gRPC reads `dns:shop:80`, `dns:/shop:80` and `dns:///shop:80` alike
         if address.startswith("//") and not address.startswith("///"):
-            raise ValueError(f"leave out the name server; give HOST:PORT, not {text!r}")
+            advice = "leave out the name server; " if prefix == "dns:" else ""
+            raise ValueError(f"{advice}give HOST:PORT, not {text!r}")
         address = address.removeprefix("//").removeprefix("/")
     if "," in address:
         raise ValueError(f"{text!r} has several addresses; give one HOST:PORT")
+    if "/" in address:
+        raise ValueError(f"give one HOST:PORT, not {text!r}")
     return address
 
 

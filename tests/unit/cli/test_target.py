@@ -49,8 +49,7 @@ def test_an_invalid_target_is_refused_with_a_valid_one():
         ("::1", r"brackets and a port: \[::1\]:50051"),
         ("fe80::1%eth0:50051", r"needs brackets: \[fe80::1%eth0\]:50051"),
         ("[::1]", "has no port; give \\[HOST\\]:PORT"),
-        ("http://shop:80/", "leave out http://, give HOST:PORT: shop:80"),
-        ("http://a:b@shop:80/?token=c", "leave out http://, give HOST:PORT: shop:80$"),
+        ("http://shop:80/p@q", "^leave out http://, give HOST:PORT$"),
         ("etcd://a:b@c", "^this is the URL of a registry; .*`rpcwheel registry ls URL` lists$"),
         ("unix:", "a Unix socket needs a path"),
         ("unix-abstract:app", "give HOST:PORT.* or unix:/path, not a target of 'unix-abstract'"),
@@ -59,7 +58,9 @@ def test_an_invalid_target_is_refused_with_a_valid_one():
         ("xds", "'xds' has no port; give HOST:PORT, such as xds:50051"),
         ("ipv4:10.0.0.1:80,10.0.0.2:80", "has several addresses; give one HOST:PORT"),
         ("dns://8.8.8.8/shop:80", "leave out the name server; give HOST:PORT, not 'dns://8.8"),
-        ("shop:80/", "from 1 to 65535, not '80/'"),
+        ("ipv4://10.0.0.1:80", "^give HOST:PORT, not 'ipv4://10"),
+        ("dns:////shop:80", "^give one HOST:PORT, not 'dns:////shop:80'"),
+        ("shop/x:80", "^give one HOST:PORT, not 'shop/x:80'"),
     ]:
         with pytest.raises(ValueError, match=message):
             parse_target(text)
