@@ -108,7 +108,7 @@ class _Place:
     """When it had calls last."""
     route: CallRoute | None = None
     tried_s: float = -math.inf
-    """When the worker last tried to deliver its calls; infinite: it must not try again."""
+    """When the worker last tried to deliver its calls."""
     skipped: str = ""
     """Why its calls are not delivered."""
 
@@ -421,7 +421,7 @@ class JournalWorker:
                 place.used_s = max(place.used_s, now_s)
                 if not (target and place.skipped):  # that there is no channel may have changed
                     continue
-                if now_s - place.tried_s < (LOOK_INTERVAL_S if self._settings.once else 0.0):
+                if self._settings.once and now_s - place.tried_s < LOOK_INTERVAL_S:
                     continue  # the user's `connect` may be slow, or write to a log
             else:
                 place = _Place(now_s)
@@ -442,7 +442,7 @@ class JournalWorker:
             return "" if is_imported else "they are calls of a function that was not imported"
         channel = self._channels.get(target)
         try:
-            channel = channel or _checked_channel(self._settings.connect(target), place)
+            channel = channel or _checked_channel(self._settings.connect(target))
         except Exception as error:  # noqa: BLE001 - user code, and targets of any program
             return f"there is no channel to it: {error}"
         except BaseException as error:
@@ -524,14 +524,13 @@ def _names(setting: str, names: Iterable[str] | None) -> frozenset[str] | None:
     return None if names is None else frozenset(names)
 
 
-def _checked_channel(channel: object, place: _Place) -> grpc.Channel:
+def _checked_channel(channel: object) -> grpc.Channel:
     """Check what the user's `connect` has returned: one of `grpc.aio` would make dead letters.
 
     Raises:
         TypeError: It is no channel of `grpc`.
     """
     if not isinstance(channel, grpc.Channel):
-        place.tried_s = math.inf  # without an event loop, grpc.aio raises a less helpful error
         raise TypeError(
             "connect must return a channel of grpc, such as grpc.insecure_channel(target), "
             f"not {short_repr(channel)}"

@@ -39,9 +39,10 @@ class Outage:
     def reset(self) -> None:
         """Make a lock, also in a forked child.
 
-        Nothing is called under it: a finalizer or signal handler that runs there may need it.
+        A finalizer or signal handler that runs under it may make a call that fails. CPython 3.14
+        runs handlers also when `__enter__` has returned. So the lock is reentrant.
         """
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @property
     def is_failing(self) -> bool:
@@ -56,7 +57,7 @@ class Outage:
 
     def failed(self, error: JournalError, *, writes: bool = True) -> None:
         """Note that a request has failed."""
-        now_ns = self._now_ns()
+        now_ns = self._now_ns()  # outside, because a finalizer may run in it
         with self._lock:
             if self.is_over:
                 return

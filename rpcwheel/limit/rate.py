@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right, insort
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -78,7 +79,7 @@ class TokenBucket:
     integer nanoseconds on one clock that never goes back.
     """
 
-    __slots__ = ("_interval_ns", "_span_ns", "full_ns")
+    __slots__ = ("_interval_ns", "_span_ns", "full_ns", "returned_ns")
 
     def __init__(self, rate: float, burst: int | None = None) -> None:
         """Make a bucket that is full.
@@ -93,6 +94,9 @@ class TokenBucket:
         self._span_ns = (burst - 1) * self._interval_ns
         self.full_ns = 0
         """When it will be full; a reserved token counts as taken."""
+        self.returned_ns: list[int] = []
+        """Tokens that were returned before others that are reserved, as `full_ns` after each was
+        taken. Sorted. Those in the past are dropped: the bucket would be full."""
 
     def wait_ns(self, now_ns: int) -> int:
         """Return how long it takes until there is a token: 0 if there is one."""
@@ -115,10 +119,13 @@ class TokenBucket:
         if wait_ns > max_wait_ns:
             return None
         self.full_ns = max(now_ns, full_ns) + self._interval_ns
+        returned_ns = self.returned_ns
+        if returned_ns and returned_ns[0] <= now_ns:
+            del returned_ns[: bisect_right(returned_ns, now_ns)]
         return max(0, wait_ns)
 
     def give_back(self, full_ns: int) -> None:
-        """Return a token that was not used, unless another was taken or reserved after it.
+        """Return a token that was not used, when all that were taken after it are returned too.
 
         Callers keep the times that they have reserved. So a token before them would be used by a
         later caller, together with the last of them (golang.org/x/time/rate, `CancelAt`).
@@ -126,5 +133,7 @@ class TokenBucket:
         Args:
             full_ns: The attribute, as it was when the token was taken.
         """
-        if full_ns == self.full_ns:
+        insort(self.returned_ns, full_ns)
+        while self.returned_ns and self.returned_ns[-1] == self.full_ns:
+            self.returned_ns.pop()
             self.full_ns -= self._interval_ns

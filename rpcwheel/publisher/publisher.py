@@ -601,7 +601,7 @@ def _checked_port(port: object) -> int:
 
 def _copied_metadata(metadata: Any) -> dict[str, str]:
     try:
-        return dict(metadata or {})
+        return dict({} if metadata is None else metadata)
     except (TypeError, ValueError):
         raise TypeError(
             f"metadata must be a mapping, such as {{'commit': 'abc'}}, not {short_repr(metadata)}"

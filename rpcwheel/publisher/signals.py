@@ -96,10 +96,9 @@ class SignalHandlers:
         self._installed.clear()
 
     def _handle(self, previous: object, number: int, frame: FrameType | None) -> None:
-        callbacks = tuple(self._callbacks)  # another thread may remove one meanwhile
-        if callbacks:
+        if self._callbacks:
             name = signal.Signals(number).name
-            for callback in callbacks:
+            for callback in tuple(self._callbacks):
                 callback(name)
             return
         self._restore()  # if the last callback was removed on another thread

@@ -361,6 +361,7 @@ class Registry(RegistryBase, Closing):
             RegistryUnavailable: Not within `wait`; its cause is the last error. Attempts go on.
             RegistryClosed: After `close()`.
             TypeError, ConfigurationError: It is neither; it belongs to another registry.
+            RuntimeError: The system can't start the timer's thread; nothing is withdrawn.
         """
         record, wait_s = self._remove(instance, wait)
         registration = Registration(self, record)

@@ -237,6 +237,7 @@ class RegistrySession:
             if isinstance(target, RegistrationRecord) and not target.wanted:
                 return target
             self.check_open()
+            self._timer.start()
             return self._reconciler.remove(target, now_ns)
 
     def when(self, record: RegistrationRecord, state: RegistrationState) -> Future[bool]:

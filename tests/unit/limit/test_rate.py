@@ -1,6 +1,7 @@
 """When a token bucket has a token: `TokenBucket`, against a bucket that counts."""
 
 from fractions import Fraction
+from itertools import permutations
 
 import pytest
 from hypothesis import given
@@ -83,3 +84,36 @@ def test_a_pause_does_not_save_more_tokens_than_the_burst():
     bucket = TokenBucket(10, 2)
     assert bucket.take(START_NS) == 0
     assert [bucket.take(START_NS + 100 * SECOND) for _ in range(3)] == [0, 0, None]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+def test_tokens_that_are_returned_in_any_order_are_free(order):
+    bucket, reserved = TokenBucket(1, 2), []
+    assert [bucket.take(START_NS) for _ in range(2)] == [0, 0]
+    for _ in order:
+        bucket.take(START_NS, 10 * SECOND)
+        reserved.append(bucket.full_ns)
+    for index in order:
+        bucket.give_back(reserved[index])
+    assert bucket.wait_ns(START_NS) == SECOND
+
+
+def test_a_token_before_one_that_is_used_is_not_free():
+    bucket = TokenBucket(1, 1)
+    assert bucket.take(START_NS) == 0
+    returned_ns = bucket.full_ns
+    assert bucket.take(START_NS, SECOND) == SECOND
+    bucket.give_back(returned_ns)
+    assert bucket.wait_ns(START_NS) == 2 * SECOND
+
+
+def test_a_bucket_that_is_never_full_again_drops_returned_tokens_of_the_past():
+    bucket = TokenBucket(1, 1)
+    assert bucket.take(START_NS) == 0
+    for second in range(100):
+        now_ns = START_NS + second * SECOND
+        bucket.take(now_ns, 10 * SECOND)
+        returned_ns = bucket.full_ns
+        bucket.take(now_ns, 10 * SECOND)
+        bucket.give_back(returned_ns)
+    assert len(bucket.returned_ns) <= 10

@@ -143,29 +143,6 @@ def test_a_callback_may_remove_another_one():
         signals.remove(callback)
 
 
-class SignalNumber(int):
-    """The number of a signal that calls a function when its name is looked up."""
-
-    def __new__(cls, number, looked_up):
-        value = super().__new__(cls, number)
-        value.looked_up = looked_up
-        return value
-
-    def __hash__(self):
-        self.looked_up()
-        return super().__hash__()
-
-
-def test_a_signal_whose_callback_is_removed_on_another_thread_meanwhile_is_not_lost():
-    signals, seen = SignalHandlers(), []
-    callback = seen.append
-    signals.add(callback)
-    handler = signal.getsignal(signal.SIGTERM)
-    remove = lambda: on_another_thread(lambda: signals.remove(callback))  # noqa: E731
-    handler(SignalNumber(signal.SIGTERM, remove), None)
-    assert seen == ["SIGTERM"]
-
-
 def test_a_signal_during_the_removal_of_the_last_callback_is_of_the_previous_handler(monkeypatch):
     mine, signals, getsignal = [], SignalHandlers(), signal.getsignal
     signal.signal(signal.SIGINT, lambda *_: mine.append("SIGINT"))

@@ -39,6 +39,7 @@ def test_nothing_begins_while_the_timer_gets_no_thread(backend, monkeypatch):
         session = RegistrySession(backend, POLICY, timer=timer)
         begins = [
             lambda: session.set_desired(instance(), flush_now=False),
+            lambda: session.remove(instance(), flush_now=False),
             lambda: session.watches.acquire("shop.Orders", "user"),
         ]
         monkeypatch.setattr(threading.Thread, "start", cannot_start)
