@@ -222,17 +222,22 @@ async def test_a_refused_request_stream_may_end_with_internal(shop):
     assert (grpc.StatusCode.INTERNAL, True) in seen
 
 
-async def test_a_write_to_a_call_that_is_canceled_before_its_metadata_is_sent_hangs(shop):
+@pytest.mark.parametrize(
+    "wait",
+    [lambda call: call.write(b"x"), lambda call: call.wait_for_connection()],
+    ids=["write", "wait_for_connection"],
+)
+async def test_a_wait_of_a_call_that_is_canceled_before_its_metadata_is_sent_hangs(shop, wait):
     """_grpc/aio_relay.py also sets a private event of a canceled call."""
     async with channel_to(shop) as channel:
         call = channel.stream_stream(STREAM_STREAM)()
-        writing = asyncio.create_task(call.write(b"x"))
+        waiting = asyncio.create_task(wait(call))
         await asyncio.sleep(0)
         call.cancel()
-        await asyncio.wait([writing], timeout=0.5)
-        assert not writing.done()
-        writing.cancel()
-        await asyncio.wait([writing])
+        await asyncio.wait([waiting], timeout=0.5)
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.wait([waiting])
 
 
 async def test_the_iterator_of_requests_is_read_on_after_the_server_has_ended_the_call(shop):
