@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
+from rpcwheel._concurrency.callbacks import is_coroutine_function
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.errors import ConfigurationError, public_name, safe_repr
 
@@ -62,7 +62,7 @@ def close_empty(invoker: InvokerBase) -> None:
 def begin_close_all(
     queues: Iterable[FailbackQueue], drain_timeout: Duration, closing: list[FailbackQueue]
 ) -> float:
-    """Begin to close queues, and add those that were open to `closing`.
+    """Begin to close queues, and add each that was open to `closing`.
 
     Returns:
         How many seconds to wait before they are ended.
@@ -99,7 +99,7 @@ class InvokerBase:
             TypeError: `policy` is not a FailbackPolicy, or `timer` is not a timer.
         """
         self._queue = FailbackQueue(policy, timer)
-        if self._blocks and inspect.iscoroutinefunction(policy.dead_letter):
+        if self._blocks and is_coroutine_function(policy.dead_letter):
             raise ConfigurationError(
                 "dead_letter is a coroutine function, but it would be called on a thread without "
                 "an event loop; give a plain function, or use rpcwheel.failback.aio"

@@ -24,7 +24,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
 import grpc
 
-from rpcwheel._concurrency.callbacks import run_callback, weak_callback
+from rpcwheel._concurrency.callbacks import (
+    is_coroutine_function,
+    run_callback,
+    weak_callback,
+)
 from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel._concurrency.exiting import BACKGROUND
 from rpcwheel._concurrency.notifications import NotificationQueue
@@ -700,7 +704,7 @@ def _seconds(ns: int | None) -> float | None:
 
 
 def _check_listener(listener: Any) -> None:
-    accepted = not inspect.iscoroutinefunction(listener)
+    accepted = not is_coroutine_function(listener)
     try:
         with contextlib.suppress(ValueError):  # a function in C without a signature
             inspect.signature(listener).bind("heartbeat", "old", "new")

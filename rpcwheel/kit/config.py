@@ -451,15 +451,15 @@ def _value(text: str, name: str) -> object:
 
 def _as_list(text: str) -> str:
     """Say how to write a text that looks like a list and is not JSON; "" for plain text."""
-    may_be_shown = "@" not in text  # a URL that `masked_url` does not know may have a password
+    has_login = "@" in text  # perhaps of a URL that `masked_url` does not know
     if "://" in text:
         text = masked_url(text)
     parts = [part.strip(" []\"'") for part in text.split(",")]
     if len(parts) == 1 and not text.lstrip().startswith("["):
         return ""
     written = json.dumps([part for part in parts if part])
-    may_be_shown = may_be_shown and len(written) <= MAX_EXAMPLE_LENGTH
-    example = written if may_be_shown else '["...", "..."]'
+    is_hidden = has_login or len(written) > MAX_EXAMPLE_LENGTH
+    example = '["...", "..."]' if is_hidden else written
     return f" (not JSON; a list is written {example})"
 
 

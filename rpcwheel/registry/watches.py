@@ -391,10 +391,10 @@ class WatchManager:
             RegistryClosed: After `close`.
             RuntimeError: The system can't start the timer's thread.
         """
-        self._timer.start()
         with self._lock:
             if self._closed:
                 raise RegistryClosed(f"{self._registry} was closed")
+            self._timer.start()
             managed = self._watches.get(service)
             if managed is None:
                 managed = self._watches[service] = _ManagedWatch(self._new_watch(service))

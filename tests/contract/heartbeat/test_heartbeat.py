@@ -545,8 +545,13 @@ def test_invalid_listeners_are_refused(world, channel, manager):
     async def coroutine(heartbeat, old, new):
         """A coroutine function."""
 
+    class Listener:
+        async def __call__(self, heartbeat, old, new):
+            """An object whose calls must be awaited."""
+
     heartbeat = world.do(manager.attach, channel)
-    for wrong in (None, 5, lambda: 0, lambda one, two: 0, lambda *, heartbeat: 0, coroutine):
+    short = lambda one, two: 0  # noqa: E731
+    for wrong in (None, 5, lambda: 0, short, lambda *, heartbeat: 0, coroutine, Listener()):
         with pytest.raises(TypeError, match="listener must be a plain function"):
             heartbeat.add_listener(wrong)
     for right in (print, lambda *_: 0, lambda one, two, three, four=4: 0, max):
