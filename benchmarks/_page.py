@@ -62,7 +62,7 @@ def quartiles(values: Mapping[str, float], name: str) -> str:
 
 
 def within(values: Mapping[str, float], key: str) -> str:
-    """Seconds; or for how long it was waited in vain."""
+    """How many seconds something took; `> 10` if it did not happen within 10 s."""
     value = values.get(key)
     return f"> {values['waited_s']:g}" if value is None else f"{value:.2f}"
 
