@@ -274,29 +274,9 @@ def test_close_does_not_wait_for_a_disk_that_hangs(make, monkeypatch):
     gate.set()
 
 
-def test_close_waits_for_a_write_under_way(make, directory, timer, monkeypatch):
-    entered, gate, real = threading.Event(), threading.Event(), os.fsync
-
-    def slow(descriptor):
-        entered.set()
-        gate.wait()
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", slow)
-    snapshots = make()
-    snapshots.keep(SERVICE, instances("a"))
-    timer.advance(1)
-    assert wait_until(entered.is_set)
-    opening = threading.Timer(0.02, gate.set)
-    opening.start()
-    snapshots.close()
-    assert services(directory) == {SERVICE}
-    opening.join()
-
-
-def test_writers_of_two_services_at_a_time_lose_no_entry(
-    make, write, directory, timer, monkeypatch
-):
+@pytest.fixture
+def held_write(monkeypatch):
+    """Two events: a first write has begun; it may end."""
     entered, gate, real = threading.Event(), threading.Event(), os.fsync
 
     def hold_first(descriptor):
@@ -306,14 +286,31 @@ def test_writers_of_two_services_at_a_time_lose_no_entry(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", hold_first)
+    yield entered, gate
+    gate.set()
+
+
+def test_close_waits_for_a_write_under_way(make, directory, timer, held_write):
+    entered, gate = held_write
+    snapshots = make()
+    snapshots.keep(SERVICE, instances("a"))
+    timer.advance(1)
+    assert entered.wait(WAIT_S)
+    opening = threading.Timer(0.02, gate.set)
+    opening.start()
+    snapshots.close()
+    assert services(directory) == {SERVICE}
+    opening.join()
+
+
+def test_writers_of_two_services_at_a_time_lose_no_entry(make, write, directory, timer, held_write):
+    entered, gate = held_write
     first = make()
     first.keep(SERVICE, instances("a"))
     timer.advance(1)
     assert entered.wait(WAIT_S)
-    try:
-        write("b", BILLS)
-    finally:
-        gate.set()
+    write("b", BILLS)
+    gate.set()
     first.close()
     assert services(directory) == {SERVICE, BILLS}
     reader = make()
