@@ -3,9 +3,8 @@
 `grpc.aio` (1.60 to 1.85) runs interceptors in the task of the call, before it reads the request. So
 a call waits in its interceptor, and the end of its task is the end of the call, whatever ends it.
 
-It accepts one call per turn of the loop. While handlers compute, calls queue in gRPC's core, which
-hands over the oldest first. Therefore, under such load, no handler is started until no more calls
-arrive, and then the newest one is.
+It accepts one call per turn of the loop. While handlers compute, calls queue in gRPC's core, and so
+there are pauses (`pause.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from rpcwheel._grpc.aio_serving import abort
 from rpcwheel._grpc.handlers import behavior_of, kind_of, time_left, with_behavior
 
 from .limiter import CALL, UNLIMITED
-from .server import CPU_EVERY_NS, MAX_PAUSE_NS, QUIET_S, ServerLimit
+from .pause import ROUND_S
+from .server import CPU_EVERY_NS, ServerLimit
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -43,7 +43,6 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, limit: ServerLimit) -> None:
         self._limit = limit
         limit.limiter.set_minimum(LEAST_HANDLERS)
-        self._pauses = False
         self._cpu_ns = self._cpu_read_ns = 0
 
     async def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
@@ -60,9 +59,9 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             return handler
         now_ns = time.monotonic_ns()
         with limit.lock:
-            limit.arrivals += 1
-            must_wait = self._pauses or limit.needs_pause(now_ns, self._used_ns(now_ns))
-            runs = limit.limiter.arrive(call, now_ns, must_wait=must_wait)
+            self._read_cpu(now_ns)
+            limit.pause.arrivals += 1
+            runs = limit.limiter.arrive(call, now_ns, must_wait=limit.pause.is_on(now_ns))
         if not runs:
             reason = call.refused
             if reason is None:
@@ -80,12 +79,6 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         task: Any = asyncio.current_task()
         task.add_done_callback(partial(self._ended, call, now_ns))
         return handler
-
-    def _used_ns(self, now_ns: int) -> int:
-        """Return the processor time of the loop, as of a few milliseconds ago."""
-        if now_ns - self._cpu_read_ns >= CPU_EVERY_NS:
-            self._cpu_ns, self._cpu_read_ns = time.thread_time_ns(), now_ns
-        return self._cpu_ns
 
     def _checked(self, call: LimitedCall, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
         """Return a handler that refuses a call if less time is left than its method takes.
@@ -136,21 +129,25 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
                 return behavior(request, context)
             finally:
                 now_ns = time.monotonic_ns()
-                if self._let_go(call, started_ns, now_ns, self._cpu_ns, is_answered=False):
+                with self._limit.lock:
+                    has_ended = self._let_go(call, started_ns, now_ns, is_answered=False)
+                if has_ended:
                     with suppress(RuntimeError):  # the loop is closed
                         loop.call_soon_threadsafe(self._serve_waiting)
 
         return with_behavior(handler, serve)
 
     def _let_go(
-        self, call: LimitedCall, started_ns: int, now_ns: int, cpu_ns: int, *, is_answered: bool
+        self, call: LimitedCall, started_ns: int, now_ns: int, *, is_answered: bool
     ) -> bool:
-        """Note that the task or the thread of a call has ended; whether both have. Any thread."""
-        with self._limit.lock:
-            call.holders -= 1
-            if call.holders:
-                return False
-            self._limit.limiter.ended(call, started_ns, now_ns, cpu_ns, is_answered=is_answered)
+        """Note that the task or the thread of a call has ended; whether both have.
+
+        Any thread; it holds the lock.
+        """
+        call.holders -= 1
+        if call.holders:
+            return False
+        self._limit.limiter.ended(call, started_ns, now_ns, self._cpu_ns, is_answered=is_answered)
         return True
 
     async def _wait(self, call: LimitedCall) -> RefusalReason | None:
@@ -171,9 +168,10 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         error, call.error = call.error, None
         if error is not None:
             error.__traceback__ = None
-        # gRPC cancels the task of a call that has ended early, and catches that in it.
-        is_answered, cpu_ns = not task.cancelling(), self._used_ns(now_ns)
-        has_ended = self._let_go(call, started_ns, now_ns, cpu_ns, is_answered=is_answered)
+        with limit.lock:
+            self._read_cpu(now_ns)
+            # gRPC cancels the task of a call that has ended early, and catches that in it.
+            has_ended = self._let_go(call, started_ns, now_ns, is_answered=not task.cancelling())
         if has_ended and limit.limiter.waiting:
             self._serve_waiting()
 
@@ -187,11 +185,9 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
     def _serve_waiting(self) -> None:
         """Start the waiting calls that may run, and refuse others."""
         limit, now_ns = self._limit, time.monotonic_ns()
-        if not self._pauses and limit.needs_pause(now_ns, self._used_ns(now_ns)):
-            self._pauses = True
-            self._accept_more(now_ns)
         with limit.lock:
-            started, refused, expires_ns = limit.decide(now_ns, starts=not self._pauses)
+            self._read_cpu(now_ns)
+            started, refused, expires_ns = limit.decide(now_ns)
         for call in started:
             if call.future.done():  # canceled
                 call.is_gone = True
@@ -212,19 +208,26 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         self._limit.has_expired()
         self._serve_waiting()
 
-    def _accept(self, began_ns: int, seen: int) -> None:
-        """Start no handler until gRPC has accepted all calls."""
-        limit, now_ns = self._limit, time.monotonic_ns()
-        if limit.arrivals != seen and now_ns - began_ns < MAX_PAUSE_NS:
-            self._accept_more(began_ns)
-            return
-        limit.has_accepted(now_ns, time.thread_time_ns())
-        self._pauses = False
-        self._serve_waiting()
+    def _read_cpu(self, now_ns: int) -> None:
+        """Read the processor time of the loop if that is due; a pause may begin.
 
-    def _accept_more(self, began_ns: int) -> None:
-        loop = asyncio.get_running_loop()
-        loop.call_later(QUIET_S, self._accept, began_ns, self._limit.arrivals)
+        The caller holds the lock.
+        """
+        if now_ns - self._cpu_read_ns < CPU_EVERY_NS:
+            return
+        self._cpu_ns, self._cpu_read_ns = time.thread_time_ns(), now_ns
+        if self._limit.begin_pause(now_ns, self._cpu_ns):
+            asyncio.get_running_loop().call_later(ROUND_S, self._end_pause)
+
+    def _end_pause(self) -> None:
+        """End the pause if gRPC has accepted the calls that have arrived, or look again later."""
+        limit = self._limit
+        with limit.lock:
+            has_ended = limit.end_pause(time.monotonic_ns(), time.thread_time_ns())
+        if has_ended:
+            self._serve_waiting()
+        else:
+            asyncio.get_running_loop().call_later(ROUND_S, self._end_pause)
 
 
 def _is_blocking(method: LimitedMethod, handler: grpc.RpcMethodHandler) -> bool:

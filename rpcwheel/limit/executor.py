@@ -30,7 +30,8 @@ from rpcwheel._grpc.serving import end_unserved_call, submitted_call
 from rpcwheel.durations import NEVER
 
 from .limiter import CALL, UNLIMITED, LimitedCall, RefusalReason
-from .server import CPU_EVERY_NS, MAX_PAUSE_NS, QUIET_S, Decisions, ServerLimit
+from .pause import ROUND_S
+from .server import CPU_EVERY_NS, Decisions, ServerLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +93,7 @@ class LimitInterceptor(grpc.ServerInterceptor):
             limit = self._limit
             call = limit.call(handler_call_details, handler)
             CALL.set(call)
-            if not limit.arrivals and call is not None and call is not UNLIMITED:
+            if not limit.pause.arrivals and call is not None and call is not UNLIMITED:
                 self._check_executor()
         return handler
 
@@ -161,12 +162,12 @@ class ServerExecutor(ThreadPoolExecutor):
         call.start = [(fn, args)]
         now_ns, decisions = time.monotonic_ns(), None
         with limit.lock:
-            limit.arrivals += 1
+            limit.pause.arrivals += 1
             if self._is_shut_down:
                 limit.limiter.refuse_closed(call)
                 starts = False
             else:
-                starts = limit.limiter.arrive(call, now_ns)
+                starts = limit.limiter.arrive(call, now_ns, must_wait=limit.pause.is_on(now_ns))
             call.future = future = REFUSED if call.refused else LimitedFuture()
             if not starts:
                 call.deadline_ns = _deadline_ns(args, now_ns)
@@ -201,19 +202,19 @@ class ServerExecutor(ThreadPoolExecutor):
             with suppress(BaseException):  # gRPC does not catch SystemExit of a handler
                 fn(*args)
         ended_ns = time.monotonic_ns()
-        clock = self._clock
-        if ended_ns - clock.read_ns >= CPU_EVERY_NS:
-            with limit.lock:
-                limit.cpu_ns += clock.read(ended_ns)
-                needs_pause = limit.needs_pause(ended_ns, limit.cpu_ns)
-            if needs_pause:
-                _let_accept(limit)
-        decisions = None
+        clock, decisions = self._clock, None
+        is_answered = args[2].client != CANCELED
         with limit.lock:
-            is_answered = args[2].client != CANCELED
+            reads = ended_ns - clock.read_ns >= CPU_EVERY_NS
+            if reads:
+                limit.cpu_ns += clock.read(ended_ns)
             limit.limiter.ended(call, started_ns, ended_ns, limit.cpu_ns, is_answered=is_answered)
-            if limit.limiter.waiting:
+            must_pause = reads and limit.begin_pause(ended_ns, limit.cpu_ns)
+            if limit.limiter.waiting and not must_pause:
                 decisions = limit.decide(ended_ns := time.monotonic_ns())
+        if must_pause:
+            decisions = _let_accept(limit)
+            ended_ns = time.monotonic_ns()
         following = None
         if decisions is not None:
             # Not before many refusals, nor if calls of another server are queued for a thread.
@@ -316,14 +317,14 @@ def _run_started(start: list[tuple[Callable[..., Any], tuple[Any, ...]]]) -> Non
     fn(*args)
 
 
-def _let_accept(limit: ServerLimit) -> None:
-    """Let the serving thread accept all calls that have arrived; it needs the interpreter lock."""
-    until_ns = time.monotonic_ns() + MAX_PAUSE_NS
-    seen = -1
-    while seen != limit.arrivals and time.monotonic_ns() < until_ns:
-        seen = limit.arrivals
-        time.sleep(QUIET_S)
-    limit.has_accepted(time.monotonic_ns(), limit.cpu_ns)
+def _let_accept(limit: ServerLimit) -> Decisions:
+    """Wait until gRPC has accepted the calls that have arrived; it needs the interpreter."""
+    while True:
+        time.sleep(ROUND_S)
+        now_ns = time.monotonic_ns()
+        with limit.lock:
+            if limit.end_pause(now_ns, limit.cpu_ns):
+                return limit.decide(now_ns)
 
 
 def _deadline_ns(args: tuple[Any, ...], now_ns: int) -> int:

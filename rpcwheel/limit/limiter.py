@@ -39,8 +39,8 @@ had waited for the server for too long, and until none waits for that. (That som
 overload: at 0.7 of the capacity of one slot, they do so for seconds.)"""
 
 BUSY_LATE_SHARE: Final = 4
-"""The same while handlers compute: the calls that gRPC accepts in one pause (`ACCEPT_EVERY_NS`)
-must not all be too old before the next one."""
+"""The same while handlers compute: the calls that gRPC accepts in one pause must not all be too old
+before the next one, which comes after `ACCEPT_EVERY_NS`."""
 
 LATE_NS: Final = 100_000_000
 """A server is late at least for this long after the last refusal. No call may wait because a pause
@@ -371,7 +371,8 @@ class Limiter:
         if method.buckets and not self._takes_tokens(call, now_ns):
             self._count_refused(call, RefusalReason.RATE)
             return False
-        # It overtakes only calls that can't run: others were started by `take`.
+        # It overtakes only calls that can't run: others were started by `take`. (In a pause also
+        # streams.)
         if (method.is_stream or not must_wait) and self._has_room(call):
             self._count_started(call, now_ns)
             return True

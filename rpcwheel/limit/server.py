@@ -37,6 +37,7 @@ from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import checked_timer
 
 from .limiter import UNLIMITED, LimitedCall, LimitedMethod, Limiter, RefusalReason
+from .pause import AcceptPause
 from .policy import ADAPTIVE, LimitPolicy
 from .rate import TokenBucket
 
@@ -57,20 +58,8 @@ MAX_METHODS: Final = 4096
 OVERLOAD_NS: Final = 5_000_000_000
 """An overload has ended if no call was refused for this long."""
 
-ACCEPT_EVERY_NS: Final = 50_000_000
-"""While handlers compute, gRPC accepts few calls. So when they have computed for this long without
-much of a pause, none is started until it has accepted all: it hands over the oldest calls first,
-and what it has not handed over cannot be refused."""
-
 CPU_EVERY_NS: Final = 5_000_000
 """How often the processor time of a thread is read at most, which takes up to 0.8 us."""
-
-MAX_PAUSE_NS: Final = 50_000_000
-"""The longest time in which no handler is started because gRPC accepts calls."""
-
-QUIET_S: Final = 0.001
-"""gRPC has accepted all calls if none arrives in this time, in which it needs to wait for nothing:
-to accept one and to refuse it takes up to 0.5 ms."""
 
 NO_OVERLOAD: Final = (RefusalReason.RATE, RefusalReason.SHORT, RefusalReason.CLOSED)
 """The reasons for which also a server with little to do refuses calls."""
@@ -152,12 +141,11 @@ class ServerLimit:
         the call of a stream with a handler that is none."""
         self.lock = threading.Lock()
         self.limiter = Limiter(policy, refuse=self._note_refused)
-        self.arrivals = 0
-        """How many calls have arrived; the caller of `arrive` holds the lock and counts them."""
-        self._accepted_ns = self._accepted_cpu_ns = 0
+        self.pause = AcceptPause()
         self.cpu_ns = 0
         """The processor time that handlers have used, if they have threads."""
-        self._expires = False
+        self._expires_ns = 0
+        """When to decide again, as far as that is scheduled."""
         self._refused: list[tuple[LimitedCall, RefusalReason]] = []
         """The calls that were refused since the last `decide`, which returns them."""
         self.overload: Overload | None = None
@@ -226,45 +214,39 @@ class ServerLimit:
         self._methods[name, is_stream] = method
         return method
 
-    def needs_pause(self, now_ns: int, cpu_ns: int) -> bool:
-        """Whether gRPC must accept calls before the next handler is started.
+    def begin_pause(self, now_ns: int, cpu_ns: int) -> bool:
+        """Begin a pause if gRPC needs one; whether it begins now. The caller holds the lock."""
+        limiter = self.limiter
+        running = limiter.running + limiter.extra
+        return self.pause.begin(now_ns, cpu_ns, running, is_beyond_lock=limiter.is_beyond_lock)
 
-        Args:
-            now_ns: The time now.
-            cpu_ns: The processor time that handlers have used up to now.
-        """
-        used_ns = cpu_ns - self._accepted_cpu_ns
-        if used_ns < ACCEPT_EVERY_NS:
-            return False
-        if used_ns * 2 > now_ns - self._accepted_ns and not self.limiter.is_beyond_lock:
-            return True
-        self.has_accepted(now_ns, cpu_ns)  # it had enough time
-        return False
-
-    def has_accepted(self, now_ns: int, cpu_ns: int) -> None:
-        """Note that gRPC has accepted all calls."""
-        self._accepted_ns, self._accepted_cpu_ns = now_ns, cpu_ns
+    def end_pause(self, now_ns: int, cpu_ns: int) -> bool:
+        """End the pause if it may end; whether it has. The caller holds the lock."""
+        limiter = self.limiter
+        return self.pause.end(now_ns, cpu_ns, limiter.running + limiter.extra)
 
     def decide(self, now_ns: int, *, starts: bool = True) -> Decisions:
         """Decide about the calls that wait. The caller holds the lock, and releases it first.
 
         Args:
             now_ns: The time now.
-            starts: Whether calls may be started now.
+            starts: Whether calls may be started, unless there is a pause.
         """
         limiter, started = self.limiter, []
+        starts = starts and not self.pause.is_on(now_ns)
         if not starts:
             limiter.refuse_late(now_ns)
         while starts and (call := limiter.take(now_ns)) is not None:
             started.append(call)
         refused, self._refused = self._refused, []
-        expires_ns = None if self._expires else limiter.expiry_ns()
-        self._expires = self._expires or expires_ns is not None
+        # Again if that time has passed: what was scheduled may have ended with its loop.
+        expires_ns = None if now_ns < self._expires_ns else limiter.expiry_ns()
+        self._expires_ns = expires_ns or self._expires_ns
         return Decisions(started, refused, expires_ns)
 
     def has_expired(self) -> None:
         """Note that the time `Decisions.expires_ns` has come, or could not be scheduled."""
-        self._expires = False
+        self._expires_ns = 0
 
     # Refusals
 
@@ -359,7 +341,7 @@ class ServerLimit:
                 )
             )
             problem = ""
-            is_ineffective = self._lacks_executor and not self.arrivals
+            is_ineffective = self._lacks_executor and not self.pause.arrivals
             if is_ineffective:
                 problem = "no effect: the server needs kit.server_executor()"
             elif self.overload is not None:

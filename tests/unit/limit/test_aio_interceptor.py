@@ -30,7 +30,7 @@ class Server:
 
     def __init__(self, policy):
         self.limit = ServerLimit(policy, lambda _: policy, timer=None)
-        self._interceptor = LimitInterceptor(self.limit)
+        self.interceptor = LimitInterceptor(self.limit)
         self.ran = []
         self.ends = {}
 
@@ -40,7 +40,7 @@ class Server:
     async def _serve(self, name):
         """What gRPC does; it catches the error."""
         with suppress(asyncio.CancelledError):
-            handler = await self._interceptor.intercept_service(self._handler, DETAILS)
+            handler = await self.interceptor.intercept_service(self._handler, DETAILS)
             if not handler.request_streaming:  # it is not refused
                 self.ran.append(name)
                 await self.ends[name].wait()
@@ -90,14 +90,18 @@ async def test_a_call_that_was_canceled_just_before_is_not_started(server):
 async def test_no_call_is_started_while_grpc_accepts_calls(server):
     first = await server.arrive("first")
     second = await server.arrive("second")
-    must_pause = [True]
-    server.limit.needs_pause = lambda *_: bool(must_pause) and must_pause.pop()
+    begin, end = server.limit.begin_pause, server.limit.end_pause
+    has_accepted = []
+    server.limit.begin_pause = lambda now_ns, _: not has_accepted and begin(now_ns, now_ns)
+    server.limit.end_pause = lambda *args: bool(has_accepted) and end(*args)
+    server.interceptor._cpu_read_ns = 0  # it is read again
     server.ends["first"].set()
     await first
     await asyncio.sleep(0)
     assert (server.ran, server.limit.limiter.running) == (["first"], 0)
     third = await server.arrive("third")  # it may not overtake
     assert server.limit.limiter.running == 0
+    has_accepted.append(True)
     server.ends["second"].set()
     server.ends["third"].set()
     await asyncio.gather(second, third)

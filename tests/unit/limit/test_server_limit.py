@@ -1,4 +1,4 @@
-"""The limit of a server, without the server: pauses, and what is an overload."""
+"""The limit of a server, without the server: what is an overload."""
 
 import gc
 import time
@@ -13,26 +13,15 @@ from fixtures.timers import FullTimer
 from fixtures.waiting import wait_until
 from rpcwheel.events import OverloadBegan, OverloadEnded
 from rpcwheel.limit.limiter import UNLIMITED, RefusalReason
+from rpcwheel.limit.pause import ACCEPT_EVERY_NS
 from rpcwheel.limit.policy import LimitPolicy
-from rpcwheel.limit.server import ACCEPT_EVERY_NS, ServerLimit
+from rpcwheel.limit.server import ServerLimit
 from rpcwheel.rpc import NONCE_KEY, REFUSED_KEY
 from rpcwheel.timer import ManualTimer
 
 BEGAN = 10**12
 HANDLER = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
 DETAILS = SimpleNamespace(method="/shop.Orders/Get", invocation_metadata=())
-
-
-def test_grpc_must_accept_calls_when_handlers_have_computed_without_much_of_a_pause():
-    policy = LimitPolicy()
-    limit = ServerLimit(policy, lambda _: policy, timer=None)
-    limit.has_accepted(BEGAN, 0)
-    used = ACCEPT_EVERY_NS
-    assert not limit.needs_pause(BEGAN + used, used - 1)
-    assert limit.needs_pause(BEGAN + 2 * used - 1, used)
-    assert not limit.needs_pause(BEGAN + 2 * used, used)  # it had half of the time
-    assert not limit.needs_pause(BEGAN + 3 * used, 2 * used - 1)  # counted from then
-    assert limit.needs_pause(BEGAN + 3 * used, 2 * used)
 
 
 def test_handlers_that_compute_without_the_interpreter_lock_need_no_pause():
@@ -43,8 +32,42 @@ def test_handlers_that_compute_without_the_interpreter_lock_need_no_pause():
         now = BEGAN + number * 10_000_000
         assert limit.limiter.arrive(call, now)
         limit.limiter.ended(call, now, now + 10_000_000, number * 20_000_000)
-    limit.has_accepted(BEGAN, 0)
-    assert not limit.needs_pause(BEGAN + ACCEPT_EVERY_NS, 2 * ACCEPT_EVERY_NS)
+    limit.begin_pause(BEGAN, ACCEPT_EVERY_NS)  # the first time, whatever was used before
+    assert not limit.begin_pause(BEGAN + ACCEPT_EVERY_NS, 3 * ACCEPT_EVERY_NS)
+
+
+@pytest.mark.parametrize(
+    ("running", "extra", "accepted", "ends"),
+    [
+        (0, 0, [0], [True]),
+        (1, 0, [0, 9, 0, 0], [False, False, False, True]),
+        (0, 1, [0, 9, 0, 0], [False, False, False, True]),
+    ],
+)
+def test_a_pause_takes_another_round_while_handlers_run(running, extra, accepted, ends):
+    policy = LimitPolicy()
+    limit = ServerLimit(policy, lambda _: policy, timer=None)
+    limit.limiter.running, limit.limiter.extra = running, extra
+    now, used = BEGAN + ACCEPT_EVERY_NS, 2 * ACCEPT_EVERY_NS
+    limit.begin_pause(BEGAN, ACCEPT_EVERY_NS)
+    assert limit.begin_pause(now, used)
+    for calls, has_ended in zip(accepted, ends, strict=True):
+        now += 1_000_000
+        limit.pause.arrivals += calls
+        assert limit.end_pause(now, used) == has_ended
+
+
+def test_a_decision_is_scheduled_again_if_its_time_has_passed():
+    """It was scheduled on a loop that has ended."""
+    policy = LimitPolicy(max_concurrent=1, max_wait=1.0)
+    limit = ServerLimit(policy, lambda _: policy, timer=None)
+    second_ns = 1_000_000_000
+    for number in range(3):
+        limit.limiter.arrive(limit.call(DETAILS, HANDLER), BEGAN + number * second_ns // 2)
+    expires_ns = BEGAN + second_ns // 2 + second_ns
+    assert limit.decide(BEGAN + second_ns).expires_ns == expires_ns
+    assert limit.decide(BEGAN + second_ns).expires_ns is None
+    assert limit.decide(expires_ns + 1).expires_ns == BEGAN + 2 * second_ns
 
 
 def test_calls_above_a_rate_are_not_reported_as_an_overload(events):

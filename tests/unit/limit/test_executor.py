@@ -1,0 +1,71 @@
+"""The executor of a server of `grpc`, with functions in place of calls: what happens in a pause."""
+
+import threading
+import time
+from contextvars import Context
+from types import SimpleNamespace
+
+import grpc
+import pytest
+
+from fixtures.small_servers import Gate
+from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.limit.executor import LimitInterceptor, ServerExecutor
+from rpcwheel.limit.policy import LimitPolicy
+from rpcwheel.limit.server import ServerLimit
+
+HANDLER = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+DETAILS = SimpleNamespace(method="/test.Shop/Get", invocation_metadata=())
+
+
+class Server:
+    """Submits calls as gRPC does. A pause begins when the first one ends, and ends when told to."""
+
+    def __init__(self):
+        policy = LimitPolicy(max_concurrent=2)
+        self.limit = ServerLimit(policy, lambda _: policy, timer=None)
+        self.executor = ServerExecutor(2)
+        self.gate, self.pause_ended = Gate(), threading.Event()
+        self.ran = []
+        self._interceptor = LimitInterceptor(self.limit)
+        begin, end = self.limit.begin_pause, self.limit.end_pause
+        self.limit.begin_pause = lambda now_ns, _: not self.ran[1:] and begin(now_ns, now_ns)
+        self.limit.end_pause = lambda *args: self.pause_ended.is_set() and end(*args)
+
+    def arrive(self, name, wait=lambda: None):
+        """A call whose handler waits."""
+
+        def serve(*_):
+            wait()
+            self.ran.append(name)
+
+        context = Context()
+        context.run(self._interceptor.intercept_service, lambda _: HANDLER, DETAILS)
+        event = SimpleNamespace(call_details=SimpleNamespace(deadline=1e12))
+        self.executor.submit(context.run, serve, event, SimpleNamespace(client="open"))
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    yield server
+    server.gate.opened.set()
+    server.pause_ended.set()
+    server.executor.shutdown()
+
+
+def test_no_call_is_started_in_a_pause(server):
+    """Neither when it arrives nor when another handler ends; all are started after the pause."""
+    gate, limiter = server.gate, server.limit.limiter
+    server.arrive("long", lambda: gate(b""))
+    assert gate.entered.wait(WAIT_S)
+    server.arrive("first")
+    assert wait_until(lambda: server.limit.pause.is_on(time.monotonic_ns()))
+    server.arrive("second")
+    server.arrive("third")
+    gate.opened.set()
+    assert wait_until(lambda: limiter.running == 0)
+    assert (server.ran, limiter.waiting) == (["first", "long"], 2)
+    server.pause_ended.set()
+    assert wait_until(lambda: sorted(server.ran[2:]) == ["second", "third"])
+    assert wait_until(lambda: limiter.running == 0)
