@@ -31,7 +31,19 @@ from rpcwheel.aio import Kit as AioKit
 
 CALLS, ROUNDS = 2_000, 51
 
-HANDLER = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+
+def echo(request: object, _: object) -> object:
+    """The handler of calls of `grpc`."""
+    return request
+
+
+async def aio_echo(request: object, _: object) -> object:
+    """That of `grpc.aio`; one that is no coroutine function would run on a thread."""
+    return request
+
+
+HANDLER: Any = grpc.unary_unary_rpc_method_handler(echo)
+AIO_HANDLER: Any = grpc.unary_unary_rpc_method_handler(aio_echo)
 METADATA = (("user-agent", "grpc-python/1.85.0"), ("rpcwheel-nonce", "5f0c-1"))
 DETAILS: Any = SimpleNamespace(method="/shop.Orders/Get", invocation_metadata=METADATA)
 EVENT = SimpleNamespace(call_details=SimpleNamespace(deadline=time.time() + 1e6))
@@ -65,7 +77,7 @@ def aio_calls(limit: Any, loop: asyncio.AbstractEventLoop) -> Callable[[int], ob
     """Returns a function that runs tasks as those of gRPC, one after the other."""
 
     async def handler(_: object) -> grpc.RpcMethodHandler:
-        return HANDLER
+        return AIO_HANDLER
 
     async def call() -> None:
         if limit is None:
