@@ -209,7 +209,7 @@ class CallTimeout(CallError, TimeoutError):
             why = "client slow: the request was never sent"
         else:
             why = f"client slow: the request was sent only after {sent_after:.3f} s"
-        return f"{summary} (timeout {self.timeout:.4g} s); {why}"
+        return f"{summary} (timeout {time_text(self.timeout)}); {why}"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"

@@ -37,7 +37,7 @@ from rpcwheel.admission.circuit import FUNCTION, CircuitBreaker
 from rpcwheel.admission.method import MethodAdmissionStatus
 from rpcwheel.admission.policy import BreakerPolicy
 from rpcwheel.durations import to_seconds
-from rpcwheel.errors import BreakerOpen, ConfigurationError
+from rpcwheel.errors import BreakerOpen, ConfigurationError, short_repr
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.telemetry import components
 from rpcwheel.timer.manual import checked_timer, clock_of
@@ -126,7 +126,7 @@ def with_breaker(
             names, predicates, tenacity `retry_if_*` objects, or a set, tuple or list of these.
             Other errors count as successes: the function has worked. A predicate that raises
             counts as one that matches, and the event `CallbackFailed` is emitted.
-        name: For events and logs; None takes the function's.
+        name: For events and logs, not empty; None takes the function's.
         timer: Any rpcwheel timer; None takes `shared_timer()` when the breaker opens.
         **settings: Those of `BreakerPolicy` but `failures`, `health_check` and `per`.
 
@@ -146,6 +146,10 @@ def with_breaker(
         if other in settings:
             problem = "because functions have no server"
             raise TypeError(f"with_breaker has no setting {other}, {problem}")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name must be a string, such as 'orders', not {short_repr(name)}")
+    if name == "":
+        raise ConfigurationError("name must not be empty; leave it out for that of the function")
     policy = BreakerPolicy(**settings, failures=FAILED, health_check=False)
     try:
         matcher = Matcher(failures, setting="failures")

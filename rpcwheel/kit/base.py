@@ -627,8 +627,9 @@ class KitBase(
             service: What to publish, one name or several. None: all services that the server has
                 handlers for; a server of grpc.aio does not show them, so name them.
             signals: As for `Publisher`, but True unless given.
-            ports: The ports of the idle detector, as in `detect_idle`; None: `port`.
-            connections: As in `detect_idle`.
+            ports: The ports of the idle detector, as in `detect_idle`; None: `port`. Only with
+                `idle`.
+            connections: As in `detect_idle`. Only with `idle`.
 
         Returns:
             The `Publisher`, a context manager.
@@ -641,6 +642,8 @@ class KitBase(
         from rpcwheel.publisher.published_instances import registry_entries
 
         on_serving: Callable[[PublisherBase[Any]], Callable[[], object]] | None = None
+        if self._policy.idle is None and (ports is not None or connections is not None):
+            raise ConfigurationError(NO_IDLE)
         if self._policy.idle is not None and connections is None and not self._tables:
             running: tuple[Any, ...] = self.detectors
             if server not in [detector._server() for detector in running]:  # noqa: SLF001

@@ -26,6 +26,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
@@ -58,7 +59,7 @@ from .shutdown import STOP_MARGIN_S, RunningStep, Shutdown
 from .signals import SignalThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from rpcwheel.durations import Duration
     from rpcwheel.instance import ServiceInstance
@@ -600,12 +601,13 @@ def _checked_port(port: object) -> int:
 
 
 def _copied_metadata(metadata: Any) -> dict[str, str]:
-    try:
-        return dict({} if metadata is None else metadata)
-    except (TypeError, ValueError):
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping):  # `dict` would take ["eu"] for {"e": "u"}
         raise TypeError(
             f"metadata must be a mapping, such as {{'commit': 'abc'}}, not {short_repr(metadata)}"
-        ) from None
+        )
+    return dict(metadata)
 
 
 def _checked_seconds(value: Duration, argument: str) -> float:
