@@ -38,7 +38,7 @@ def echo(request: object, _: object) -> object:
 
 
 async def aio_echo(request: object, _: object) -> object:
-    """That of `grpc.aio`; one that is no coroutine function would run on a thread."""
+    """The handler of calls of `grpc.aio`. A plain function would run on a thread."""
     return request
 
 

@@ -643,7 +643,7 @@ class KitBase(
 
         on_serving: Callable[[PublisherBase[Any]], Callable[[], object]] | None = None
         if self._policy.idle is None and (ports is not None or connections is not None):
-            raise ConfigurationError(NO_IDLE)
+            raise ConfigurationError(f"ports, connections: {NO_IDLE}")
         if self._policy.idle is not None and connections is None and not self._tables:
             running: tuple[Any, ...] = self.detectors
             if server not in [detector._server() for detector in running]:  # noqa: SLF001

@@ -3,8 +3,8 @@
 `grpc.aio` (1.60 to 1.85) runs interceptors in the task of the call, before it reads the request. So
 a call waits in its interceptor, and the end of its task is the end of the call, whatever ends it.
 
-It accepts one call per turn of the loop. While handlers compute, calls queue in gRPC's core, and so
-there are pauses (`pause.py`).
+It accepts one call per turn of the loop. While handlers compute, calls queue in gRPC's core, so the
+limit makes pauses (`pause.py`).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
     def _let_go(
         self, call: LimitedCall, started_ns: int, now_ns: int, *, is_answered: bool
     ) -> bool:
-        """Note that the task or the thread of a call has ended; whether both have.
+        """Note that the task or the thread of a call has ended; return whether the other has too.
 
         Any thread; it holds the lock.
         """
@@ -202,10 +202,11 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             limit.report_refused(refused, now_ns)
         if expires_ns is not None:
             delay_s = max(0, expires_ns - now_ns) / 1e9
-            asyncio.get_running_loop().call_later(delay_s, self._expire)
+            asyncio.get_running_loop().call_later(delay_s, self._expire, expires_ns)
 
-    def _expire(self) -> None:
-        self._limit.has_expired()
+    def _expire(self, expires_ns: int) -> None:
+        with self._limit.lock:
+            self._limit.has_expired(expires_ns)
         self._serve_waiting()
 
     def _read_cpu(self, now_ns: int) -> None:

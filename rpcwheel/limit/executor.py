@@ -213,6 +213,8 @@ class ServerExecutor(ThreadPoolExecutor):
             if limit.limiter.waiting and not must_pause:
                 decisions = limit.decide(ended_ns := time.monotonic_ns())
         if must_pause:
+            call.future.end()
+            del fn, args  # they have the context of the call
             decisions = _let_accept(limit)
             ended_ns = time.monotonic_ns()
         following = None
@@ -250,18 +252,19 @@ class ServerExecutor(ThreadPoolExecutor):
             limit.report_refused(decisions.refused, now_ns)
         expires_ns = decisions.expires_ns
         if expires_ns is not None and not limit.schedule(
-            partial(self._expire, limit), expires_ns - now_ns
+            partial(self._expire, limit, expires_ns), expires_ns - now_ns
         ):
-            limit.has_expired()  # it is scheduled again when the next call arrives
+            with limit.lock:
+                limit.has_expired(expires_ns)  # scheduled again when the next call arrives
 
-    def _expire(self, limit: ServerLimit, _: Timeout) -> None:
+    def _expire(self, limit: ServerLimit, expires_ns: int, _: Timeout) -> None:
         # On a worker: a refusal takes longer than a task on the timer's thread should.
-        EXECUTOR.submit(("limit", id(limit)), partial(self._refuse_late, limit))
+        EXECUTOR.submit(("limit", id(limit)), partial(self._refuse_late, limit, expires_ns))
 
-    def _refuse_late(self, limit: ServerLimit) -> None:
+    def _refuse_late(self, limit: ServerLimit, expires_ns: int) -> None:
         now_ns = time.monotonic_ns()
         with limit.lock:
-            limit.has_expired()
+            limit.has_expired(expires_ns)
             decisions = limit.decide(now_ns)
         self._carry_out(limit, decisions, now_ns)
 

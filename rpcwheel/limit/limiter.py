@@ -371,8 +371,8 @@ class Limiter:
         if method.buckets and not self._takes_tokens(call, now_ns):
             self._count_refused(call, RefusalReason.RATE)
             return False
-        # It overtakes only calls that can't run: others were started by `take`. (In a pause also
-        # streams.)
+        # It overtakes only calls that can't run: others were started by `take`. (In a pause, a
+        # stream also overtakes streams that could run.)
         if (method.is_stream or not must_wait) and self._has_room(call):
             self._count_started(call, now_ns)
             return True

@@ -1,12 +1,12 @@
-"""Pauses in which a server starts no calls, so that gRPC accepts those that have arrived. No I/O.
+"""Decides when a server starts no calls, so that gRPC can accept those that have arrived. No I/O.
 
 gRPC needs the interpreter to accept a call, and while handlers compute, it accepts few. It hands
 over the oldest first, and a call that it has not handed over cannot be refused. So after handlers
 have computed for some time, no call is started until gRPC has accepted all. Streams and calls that
-are never limited, such as health checks, are started all the same.
+are never limited, such as health checks, are started all the same; they do not count here.
 
-Whether gRPC has accepted all is seen from how many it accepts: it hands over those that wait one
-after the other, and then only as many as arrive.
+gRPC hands over calls that have waited as fast as it can, and then only as many as arrive. So the
+pause ends when the number accepted in a round falls to about the mean.
 """
 
 from __future__ import annotations
@@ -14,30 +14,31 @@ from __future__ import annotations
 from typing import Final
 
 ACCEPT_EVERY_NS: Final = 50_000_000
-"""The processor time that handlers use between two pauses."""
+"""Between two pauses, handlers use this processor time, and it takes them at least this time."""
 
 ROUND_S: Final = 0.001
-"""How often to look. To accept a call and to refuse it takes 0.1 to 0.5 ms."""
+"""The time between two looks. To accept a call and to refuse it takes 0.1 to 0.5 ms."""
 
-SURPLUS: Final = 1.5
-"""gRPC accepts no calls that have waited if the rate of a round is at most so many times the mean
-rate since the last pause."""
+MAX_RATE_FACTOR: Final = 1.5
+"""If the rate of a round is at most so many times the mean rate since the last pause, gRPC has
+accepted all calls."""
 
 MAX_ROUND_NS: Final = 3_000_000
 """A longer round shows nothing if handlers run: one of them may have used the interpreter."""
 
 MAX_PAUSE_NS: Final = 50_000_000
-"""The longest pause after the last handler has ended."""
+"""The longest time in a pause while no handler runs."""
 
-MAX_WAIT_NS: Final = 25_000_000
-"""How long a pause waits for the next handler to end, if some run. They go on, and if they compute,
-gRPC accepts few calls before they end; but they may also wait for something else."""
+MAX_NO_END_NS: Final = 25_000_000
+"""The longest time in a pause without the end of a handler, while some run. They go on, and if they
+compute, gRPC accepts few calls before they end; but they may also wait for something else."""
 
 MAX_SHARED_PAUSE_NS: Final = 250_000_000
-"""The longest pause in which handlers run."""
+"""The longest pause."""
 
-GIVEN_UP_NS: Final = 2 * MAX_SHARED_PAUSE_NS
-"""After this time a pause does not count: nobody has looked, such as after the end of a loop."""
+GIVEN_UP_NS: Final = MAX_SHARED_PAUSE_NS + MAX_NO_END_NS
+"""A pause that has not ended after this time is ignored: its event loop may be closed. It is less
+than the shortest `max_wait`, unless that is set."""
 
 
 class AcceptPause:
@@ -48,6 +49,7 @@ class AcceptPause:
         "_calm",
         "_is_on",
         "_last",
+        "_must_wait",
         "_round",
         "_running",
         "_since_ns",
@@ -60,41 +62,48 @@ class AcceptPause:
         self._is_on = False
         self._began_ns = 0
         self._last = 0, 0, 0
-        """When the last pause ended, or gRPC had enough time, with the processor time and the calls
-        up to then."""
+        """The time, the processor time and `arrivals` at the end of the last pause, or when none
+        was needed."""
         self._round = 0, 0
-        """When the round began, with the calls up to then."""
+        """The time and `arrivals` at the beginning of the round."""
         self._calm = 0
-        """How many rounds one after the other have shown that gRPC has accepted all calls."""
+        """How many successive rounds had about the mean rate."""
         self._running = 0
         """How many handlers ran at the last look."""
+        self._must_wait = False
+        """Whether calls waited when the pause began."""
         self._since_ns = 0
-        """When the pause began, or a handler has ended in it."""
+        """When the pause began, or later, when a handler has ended for which calls waited."""
 
     def is_on(self, now_ns: int) -> bool:
-        """Whether no call may be started."""
+        """Whether a pause is on. Then no call may start, except streams and unlimited calls."""
         return self._is_on and now_ns - self._began_ns < GIVEN_UP_NS
 
-    def begin(self, now_ns: int, cpu_ns: int, running: int, *, is_beyond_lock: bool) -> bool:
+    def begin(
+        self, now_ns: int, cpu_ns: int, running: int, *, must_wait: bool, is_beyond_lock: bool
+    ) -> bool:
         """Begin a pause if gRPC needs one.
 
         Args:
             now_ns: The time now.
             cpu_ns: The processor time that handlers have used up to now.
             running: How many handlers run, without streams.
-            is_beyond_lock: Whether they compute without the interpreter's lock.
+            must_wait: Whether calls wait. If none does, the server may have little to do, and the
+                pause is short.
+            is_beyond_lock: Whether handlers compute without the interpreter's lock.
 
         Returns:
-            True: it begins now. Call `end` each `ROUND_S`, until that is true.
+            True if a pause begins now. Then call `end` every `ROUND_S` until it returns True.
         """
         last_ns, last_cpu_ns, _ = self._last
-        used_ns = cpu_ns - last_cpu_ns
-        if used_ns < ACCEPT_EVERY_NS or self.is_on(now_ns):
+        elapsed_ns, used_ns = now_ns - last_ns, cpu_ns - last_cpu_ns
+        if min(elapsed_ns, used_ns) < ACCEPT_EVERY_NS or self.is_on(now_ns):
             return False
-        if used_ns * 2 <= now_ns - last_ns or is_beyond_lock:  # it had enough time
+        if used_ns * 2 <= elapsed_ns or is_beyond_lock:  # it had enough time
             self._last = now_ns, cpu_ns, self.arrivals
             return False
-        self._is_on, self._calm, self._running = True, 0, running
+        self._is_on, self._calm = True, 0
+        self._running, self._must_wait = running, must_wait
         self._began_ns = self._since_ns = now_ns
         self._round = now_ns, self.arrivals
         return True
@@ -108,13 +117,17 @@ class AcceptPause:
             running: As in `begin`.
 
         Returns:
-            True: it has ended.
+            True if it has ended.
         """
+        if not self._is_on:  # it was given up, and another one has ended
+            return True
         is_shared = self._running > 0  # in this round
         if running != self._running:
-            self._running, self._since_ns = running, now_ns
+            self._running = running
+            if self._must_wait or not running:
+                self._since_ns = now_ns
         self._note_round(now_ns, is_shared=is_shared)
-        most_ns = MAX_WAIT_NS if running else MAX_PAUSE_NS
+        most_ns = MAX_NO_END_NS if running else MAX_PAUSE_NS
         if (
             self._calm < (2 if is_shared else 1)
             and now_ns - self._since_ns < most_ns
@@ -130,8 +143,8 @@ class AcceptPause:
         (began_ns, before), (last_ns, _, last) = self._round, self._last
         self._round = now_ns, self.arrivals
         round_ns, accepted = now_ns - began_ns, self.arrivals - before
-        mean = (self.arrivals - last) / (now_ns - last_ns)
-        if accepted > SURPLUS * mean * round_ns or (is_shared and round_ns > MAX_ROUND_NS):
+        most = MAX_RATE_FACTOR * (self.arrivals - last) * round_ns
+        if accepted * (now_ns - last_ns) > most or (is_shared and round_ns > MAX_ROUND_NS):
             self._calm = 0
         else:
             self._calm += 1

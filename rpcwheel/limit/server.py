@@ -145,7 +145,7 @@ class ServerLimit:
         self.cpu_ns = 0
         """The processor time that handlers have used, if they have threads."""
         self._expires_ns = 0
-        """When to decide again, as far as that is scheduled."""
+        """The time of the last scheduled `decide`; 0 if none is scheduled."""
         self._refused: list[tuple[LimitedCall, RefusalReason]] = []
         """The calls that were refused since the last `decide`, which returns them."""
         self.overload: Overload | None = None
@@ -217,8 +217,13 @@ class ServerLimit:
     def begin_pause(self, now_ns: int, cpu_ns: int) -> bool:
         """Begin a pause if gRPC needs one; whether it begins now. The caller holds the lock."""
         limiter = self.limiter
-        running = limiter.running + limiter.extra
-        return self.pause.begin(now_ns, cpu_ns, running, is_beyond_lock=limiter.is_beyond_lock)
+        return self.pause.begin(
+            now_ns,
+            cpu_ns,
+            limiter.running + limiter.extra,
+            must_wait=limiter.waiting > 0,
+            is_beyond_lock=limiter.is_beyond_lock,
+        )
 
     def end_pause(self, now_ns: int, cpu_ns: int) -> bool:
         """End the pause if it may end; whether it has. The caller holds the lock."""
@@ -230,7 +235,7 @@ class ServerLimit:
 
         Args:
             now_ns: The time now.
-            starts: Whether calls may be started, unless there is a pause.
+            starts: False: start no calls. True: start them unless a pause is on.
         """
         limiter, started = self.limiter, []
         starts = starts and not self.pause.is_on(now_ns)
@@ -244,9 +249,10 @@ class ServerLimit:
         self._expires_ns = expires_ns or self._expires_ns
         return Decisions(started, refused, expires_ns)
 
-    def has_expired(self) -> None:
+    def has_expired(self, expires_ns: int) -> None:
         """Note that the time `Decisions.expires_ns` has come, or could not be scheduled."""
-        self._expires_ns = 0
+        if expires_ns == self._expires_ns:  # else another one has been scheduled
+            self._expires_ns = 0
 
     # Refusals
 

@@ -27,6 +27,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
@@ -601,13 +602,18 @@ def _checked_port(port: object) -> int:
 
 
 def _copied_metadata(metadata: Any) -> dict[str, str]:
-    if metadata is None:
-        return {}
-    if not isinstance(metadata, Mapping):  # `dict` would take ["eu"] for {"e": "u"}
-        raise TypeError(
-            f"metadata must be a mapping, such as {{'commit': 'abc'}}, not {short_repr(metadata)}"
-        )
-    return dict(metadata)
+    pairs: Any = {} if metadata is None else metadata
+    is_valid = isinstance(pairs, Mapping)
+    with suppress(TypeError, ValueError):
+        if not is_valid:
+            pairs = tuple(pairs)
+            # `dict` would take ["eu"] for {"e": "u"}.
+            is_valid = not any(isinstance(pair, str) for pair in (metadata, *pairs))
+        if is_valid:
+            return dict(pairs)
+    raise TypeError(
+        f"metadata must be a mapping, such as {{'commit': 'abc'}}, not {short_repr(metadata)}"
+    )
 
 
 def _checked_seconds(value: Duration, argument: str) -> float:

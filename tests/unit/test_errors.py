@@ -68,6 +68,7 @@ def test_a_call_timeout_says_which_side_was_slow() -> None:
         text = f"orders: call 7 timed out after 2.001 s (timeout 2 s); {why}"
         assert str(error) == text
         assert repr(error) == f"CallTimeout({text!r})"
+    assert "(timeout 86,400 s)" in str(timed_out(timeout=86_400.0))
 
 
 def test_a_call_timeout_can_be_pickled() -> None:

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from fixtures.limited_servers import LONG_S
+from rpcwheel.limit import pause
 from rpcwheel.limit.aio_interceptor import LimitInterceptor
 from rpcwheel.limit.limiter import UNLIMITED, RefusalReason
 from rpcwheel.limit.policy import LimitPolicy
@@ -87,12 +88,13 @@ async def test_a_call_that_was_canceled_just_before_is_not_started(server):
     assert server.limit.limiter.running == 0
 
 
-async def test_no_call_is_started_while_grpc_accepts_calls(server):
+async def test_no_call_is_started_while_grpc_accepts_calls(server, monkeypatch):
+    monkeypatch.setattr(pause, "GIVEN_UP_NS", 1 << 60)  # the machine may be busy
     first = await server.arrive("first")
     second = await server.arrive("second")
     begin, end = server.limit.begin_pause, server.limit.end_pause
     has_accepted = []
-    server.limit.begin_pause = lambda now_ns, _: not has_accepted and begin(now_ns, now_ns)
+    server.limit.begin_pause = lambda now_ns, _: not has_accepted and begin(2 * now_ns, 2 * now_ns)
     server.limit.end_pause = lambda *args: bool(has_accepted) and end(*args)
     server.interceptor._cpu_read_ns = 0  # it is read again
     server.ends["first"].set()

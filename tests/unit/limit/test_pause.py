@@ -5,10 +5,10 @@ import pytest
 from rpcwheel.limit.pause import (
     ACCEPT_EVERY_NS,
     GIVEN_UP_NS,
+    MAX_NO_END_NS,
     MAX_PAUSE_NS,
     MAX_ROUND_NS,
     MAX_SHARED_PAUSE_NS,
-    MAX_WAIT_NS,
     AcceptPause,
 )
 
@@ -29,12 +29,23 @@ class Server:
     def is_on(self):
         return self.pause.is_on(self.now)
 
-    def begins(self, cpu=ACCEPT_EVERY_NS, ns=None, calls=0, running=0, *, is_beyond_lock=False):
+    def begins(
+        self,
+        cpu=ACCEPT_EVERY_NS,
+        ns=None,
+        calls=0,
+        running=0,
+        *,
+        must_wait=True,
+        is_beyond_lock=False,
+    ):
         """After handlers have computed; it takes as long if nothing else is said."""
         self.cpu += cpu
         self.now += cpu if ns is None else ns
         self.pause.arrivals += calls
-        return self.pause.begin(self.now, self.cpu, running, is_beyond_lock=is_beyond_lock)
+        return self.pause.begin(
+            self.now, self.cpu, running, must_wait=must_wait, is_beyond_lock=is_beyond_lock
+        )
 
     def ends(self, calls=0, ns=MS, running=0):
         """After a round in which gRPC has accepted so many calls."""
@@ -57,16 +68,23 @@ def server():
 
 def test_handlers_that_compute_most_of_the_time_need_pauses(server):
     used = ACCEPT_EVERY_NS
-    assert not server.begins(cpu=used - 1)
-    assert not server.begins(cpu=1, ns=used + 1)  # half of the time is enough
-    assert not server.begins(cpu=used - 1)  # counted from then
-    assert server.begins(cpu=1, ns=used)
+    assert not server.begins(cpu=used - 1, ns=used)
+    assert not server.begins(cpu=1, ns=used)  # half of the time is enough
+    assert not server.begins(cpu=used - 1, ns=used)  # counted from then
+    assert server.begins(cpu=1, ns=used - 1)
     assert server.is_on
     assert not server.begins()  # it has begun
     assert server.ends()
     assert not server.is_on
-    assert not server.begins(cpu=used - 1)  # counted from its end
+    assert not server.begins(cpu=used - 1, ns=used)  # counted from its end
+    assert not server.begins(cpu=0, ns=0)
     assert server.begins(cpu=1)
+
+
+def test_handlers_on_many_processors_need_no_more_pauses(server):
+    used = ACCEPT_EVERY_NS
+    assert not server.begins(cpu=16 * used, ns=used - 1)
+    assert server.begins(cpu=0, ns=1)
 
 
 def test_handlers_that_compute_without_the_interpreter_lock_need_none(server):
@@ -113,14 +131,25 @@ def test_a_pause_goes_on_while_handlers_end_that_compute(server):
     """And then for as long as if none had run."""
     assert server.begins(running=4)
     for running in (3, 2, 1, 0):
-        assert not server.ends(calls=1, ns=MAX_WAIT_NS - 1, running=running)
+        assert not server.ends(calls=1, ns=MAX_NO_END_NS - 1, running=running)
+    assert server.ends_after(9) == MAX_PAUSE_NS
+
+
+def test_a_pause_is_short_if_no_call_had_to_wait(server):
+    assert server.begins(running=9, must_wait=False)
+    began = server.now
+    while not server.ends(ns=10 * MS, running=server.pause._running - 1):
+        pass
+    assert server.now - began == 30 * MS
+    assert server.begins(running=1, must_wait=False)
+    assert not server.ends(ns=MAX_NO_END_NS, calls=9)  # the last one has ended
     assert server.ends_after(9) == MAX_PAUSE_NS
 
 
 def test_a_pause_does_not_wait_for_handlers_that_do_not_end(server):
     """They may wait for something, while another thread computes."""
     assert server.begins(running=2)
-    assert server.ends_after(0, ns=MAX_ROUND_NS + 1, running=2) < MAX_WAIT_NS + 2 * MAX_ROUND_NS
+    assert server.ends_after(0, ns=MAX_ROUND_NS + 1, running=2) < MAX_NO_END_NS + 2 * MAX_ROUND_NS
 
 
 def test_a_pause_ends_although_one_handler_after_the_other_ends(server):
@@ -140,6 +169,9 @@ def test_a_pause_at_whose_end_nobody_looks_is_given_up(server):
     assert not server.is_on
     assert not server.begins()  # gRPC had enough time
     assert server.begins()
+    assert server.ends()
+    assert server.ends()  # whoever looks after the first one sees that it has ended
+    assert server.begins(ns=ACCEPT_EVERY_NS - MS)  # counted from the end
 
 
 def test_a_server_at_ten_times_its_capacity_computes_most_of_the_time(server):

@@ -36,25 +36,31 @@ def test_handlers_that_compute_without_the_interpreter_lock_need_no_pause():
     assert not limit.begin_pause(BEGAN + ACCEPT_EVERY_NS, 3 * ACCEPT_EVERY_NS)
 
 
-@pytest.mark.parametrize(
-    ("running", "extra", "accepted", "ends"),
-    [
-        (0, 0, [0], [True]),
-        (1, 0, [0, 9, 0, 0], [False, False, False, True]),
-        (0, 1, [0, 9, 0, 0], [False, False, False, True]),
-    ],
-)
-def test_a_pause_takes_another_round_while_handlers_run(running, extra, accepted, ends):
+def test_a_pause_is_shared_with_handlers_that_run_in_addition_to_the_limit():
     policy = LimitPolicy()
     limit = ServerLimit(policy, lambda _: policy, timer=None)
-    limit.limiter.running, limit.limiter.extra = running, extra
+    limit.limiter.extra = 1
     now, used = BEGAN + ACCEPT_EVERY_NS, 2 * ACCEPT_EVERY_NS
     limit.begin_pause(BEGAN, ACCEPT_EVERY_NS)
     assert limit.begin_pause(now, used)
-    for calls, has_ended in zip(accepted, ends, strict=True):
+    for calls, has_ended in ((0, False), (9, False), (0, False), (0, True)):  # two without any
         now += 1_000_000
         limit.pause.arrivals += calls
         assert limit.end_pause(now, used) == has_ended
+
+
+@pytest.mark.parametrize(("waiting", "ends"), [(0, True), (1, False)])
+def test_a_pause_goes_on_while_handlers_end_if_calls_wait(waiting, ends):
+    policy = LimitPolicy(max_concurrent=8)
+    limit = ServerLimit(policy, lambda _: policy, timer=None)
+    for _ in range(8 + waiting):
+        limit.limiter.arrive(limit.call(DETAILS, HANDLER), BEGAN)
+    now, used = BEGAN + ACCEPT_EVERY_NS, 2 * ACCEPT_EVERY_NS
+    limit.begin_pause(BEGAN, ACCEPT_EVERY_NS)
+    assert limit.begin_pause(now, used)
+    limit.limiter.running -= 1
+    assert not limit.end_pause(now + 20_000_000, used)
+    assert limit.end_pause(now + 40_000_000, used) == ends
 
 
 def test_a_decision_is_scheduled_again_if_its_time_has_passed():
@@ -67,7 +73,12 @@ def test_a_decision_is_scheduled_again_if_its_time_has_passed():
     expires_ns = BEGAN + second_ns // 2 + second_ns
     assert limit.decide(BEGAN + second_ns).expires_ns == expires_ns
     assert limit.decide(BEGAN + second_ns).expires_ns is None
-    assert limit.decide(expires_ns + 1).expires_ns == BEGAN + 2 * second_ns
+    again_ns = BEGAN + 2 * second_ns
+    assert limit.decide(expires_ns + 1).expires_ns == again_ns
+    limit.has_expired(expires_ns)  # it was only late
+    assert limit.decide(expires_ns + 2).expires_ns is None
+    limit.has_expired(again_ns)
+    assert limit.decide(expires_ns + 3).expires_ns == again_ns
 
 
 def test_calls_above_a_rate_are_not_reported_as_an_overload(events):
