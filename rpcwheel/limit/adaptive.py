@@ -268,7 +268,8 @@ class AdaptiveLimit:
         limit = self._product()
         if trial is Trial.MORE:
             self._judge_more(window, limit)
-        if now_ns >= self._more_at_ns and limit < self.maximum:
+        # If more have just run, the next window is to show that fewer suffice.
+        if now_ns >= self._more_at_ns and self.limit <= limit < self.maximum:
             self._trial = Trial.MORE
             self._step = min(self._step, limit)
             return limit + self._step

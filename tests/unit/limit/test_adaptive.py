@@ -122,6 +122,14 @@ def test_an_overload_from_the_start_is_limited_within_two_seconds():
     assert server.limit <= 3 * server.slots
 
 
+def test_a_limit_that_is_too_high_falls_before_more_handlers_are_tried():
+    """All calls of the time before that would take longer."""
+    server = Server(**WAITING)
+    server.offer(0.7 * server.capacity, seconds=2)
+    server.offer(2 * server.capacity, seconds=0.7)
+    assert server.limit <= server.slots + 1
+
+
 @pytest.mark.parametrize(("load", "most"), [(0.7, 0.002), (0.8, 0.03), (0.9, 0.06)])
 @pytest.mark.parametrize("slots", [1, 4])
 def test_a_server_that_is_not_overloaded_refuses_few_calls(load, most, slots):
