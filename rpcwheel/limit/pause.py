@@ -1,4 +1,4 @@
-"""Decides when a server starts no calls, so that gRPC can accept those that have arrived. No I/O.
+"""Decides when a server starts no calls, so that gRPC accepts the calls that wait in it. No I/O.
 
 gRPC needs the interpreter to accept a call, and while handlers compute, it accepts few. It hands
 over the oldest first, and a call that it has not handed over cannot be refused. So after handlers
@@ -34,7 +34,7 @@ MAX_NO_END_NS: Final = 25_000_000
 compute, gRPC accepts few calls before they end; but they may also wait for something else."""
 
 MAX_SHARED_PAUSE_NS: Final = 250_000_000
-"""The longest pause."""
+"""The longest pause. Handlers that were started before go on in it."""
 
 GIVEN_UP_NS: Final = MAX_SHARED_PAUSE_NS + MAX_NO_END_NS
 """A pause that has not ended after this time is ignored: its event loop may be closed. It is less
@@ -73,7 +73,8 @@ class AcceptPause:
         self._must_wait = False
         """Whether calls waited when the pause began."""
         self._since_ns = 0
-        """When the pause began, or later, when a handler has ended for which calls waited."""
+        """When the pause began; or when a handler has ended in it, if calls waited or no other one
+        ran."""
 
     def is_on(self, now_ns: int) -> bool:
         """Whether a pause is on. Then no call may start, except streams and unlimited calls."""

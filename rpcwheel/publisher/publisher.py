@@ -602,14 +602,14 @@ def _checked_port(port: object) -> int:
 
 
 def _copied_metadata(metadata: Any) -> dict[str, str]:
-    pairs: Any = {} if metadata is None else metadata
-    is_valid = isinstance(pairs, Mapping)
+    if metadata is None:
+        return {}
+    if isinstance(metadata, Mapping):
+        return dict(metadata)
     with suppress(TypeError, ValueError):
-        if not is_valid:
-            pairs = tuple(pairs)
-            # `dict` would take ["eu"] for {"e": "u"}.
-            is_valid = not any(isinstance(pair, str) for pair in (metadata, *pairs))
-        if is_valid:
+        pairs = tuple(metadata)
+        # `dict` would take ["eu"] for {"e": "u"}.
+        if not any(isinstance(pair, str) for pair in (metadata, *pairs)):
             return dict(pairs)
     raise TypeError(
         f"metadata must be a mapping, such as {{'commit': 'abc'}}, not {short_repr(metadata)}"

@@ -137,10 +137,11 @@ def test_a_pause_goes_on_while_handlers_end_that_compute(server):
 
 def test_a_pause_is_short_if_no_call_had_to_wait(server):
     assert server.begins(running=9, must_wait=False)
-    began = server.now
-    while not server.ends(ns=10 * MS, running=server.pause._running - 1):
-        pass
-    assert server.now - began == 30 * MS
+    assert [server.ends(ns=10 * MS, running=running) for running in (8, 7, 6)] == [
+        False,
+        False,
+        True,
+    ]
     assert server.begins(running=1, must_wait=False)
     assert not server.ends(ns=MAX_NO_END_NS, calls=9)  # the last one has ended
     assert server.ends_after(9) == MAX_PAUSE_NS
@@ -154,10 +155,9 @@ def test_a_pause_does_not_wait_for_handlers_that_do_not_end(server):
 
 def test_a_pause_ends_although_one_handler_after_the_other_ends(server):
     assert server.begins(running=100)
-    began = server.now
-    while not server.ends(ns=10 * MS, running=server.pause._running - 1):
-        pass
-    assert server.now - began == MAX_SHARED_PAUSE_NS
+    rounds = MAX_SHARED_PAUSE_NS // (10 * MS)
+    ends = [server.ends(ns=10 * MS, running=99 - number) for number in range(rounds)]
+    assert ends == [False] * (rounds - 1) + [True]
 
 
 def test_a_pause_at_whose_end_nobody_looks_is_given_up(server):
@@ -170,7 +170,7 @@ def test_a_pause_at_whose_end_nobody_looks_is_given_up(server):
     assert not server.begins()  # gRPC had enough time
     assert server.begins()
     assert server.ends()
-    assert server.ends()  # whoever looks after the first one sees that it has ended
+    assert server.ends()  # a second look: it has ended
     assert server.begins(ns=ACCEPT_EVERY_NS - MS)  # counted from the end
 
 
@@ -180,7 +180,7 @@ def test_a_server_at_ten_times_its_capacity_computes_most_of_the_time(server):
     began = server.now
 
     def accepted(during_ns):
-        """How many of those that wait are accepted in this time."""
+        """How many waiting calls are accepted in this time."""
         nonlocal arrived
         arrived += during_ns // MS
         return min(arrived - server.pause.arrivals, during_ns // accept_ns)

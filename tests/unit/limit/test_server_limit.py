@@ -1,4 +1,4 @@
-"""The limit of a server, without the server: what is an overload."""
+"""The limit of a server, without the server: decisions, pauses, and what is an overload."""
 
 import gc
 import time
