@@ -50,6 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "100")
     try:
         from .app import app
+
+        try:
+            with _sigterm_as_exit():
+                app(argv, prog_name="rpcwheel")
+        except SystemExit as ended:
+            return ended.code if isinstance(ended.code, int) else 0
+        finally:
+            sys.stdout.flush()  # at the exit of the interpreter, an error would be a traceback
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in PACKAGES:
             raise
@@ -61,14 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:  # the imports take a second
         return INTERRUPTED
-    try:
-        try:
-            with _sigterm_as_exit():
-                app(argv, prog_name="rpcwheel")
-        except SystemExit as ended:
-            return ended.code if isinstance(ended.code, int) else 0
-        finally:
-            sys.stdout.flush()  # at the exit of the interpreter, an error would be a traceback
     except OSError as error:
         if error.errno not in NOT_WRITTEN:
             raise

@@ -104,7 +104,7 @@ def wrong_words(line: str) -> list[str]:
             return missing
         if len(names) != 1:
             return []  # several commands, whose options differ
-        command = command.commands[names[0]]
+        command = command.get_command(None, names[0])
     options = {"--help", *(each for parameter in command.params for each in parameter.opts)}
     return [
         word
