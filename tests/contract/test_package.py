@@ -187,7 +187,7 @@ import_alone({*names} - {*first} - {*sys.modules})
 """
 """The packages are imported first in a process; what public names do not load, after these."""
 
-IMPORT_PARTS = 5
+IMPORT_PARTS = 3
 """All imports together need 10 s of a processor, several times as long on a busy machine."""
 
 

@@ -74,9 +74,9 @@ VARIES = {
 @pytest.mark.parametrize("varies", VARIES.values(), ids=VARIES)
 def test_handlers_with_different_durations_get_the_whole_capacity(varies, load):
     server = Server(slots=32, duration_s=0.05, varies=varies)
-    server.offer(load * server.capacity, seconds=15)
-    done = server.offer(load * server.capacity, seconds=10)
-    assert done.answered >= 0.8 * min(load, 1) * 10 * server.capacity
+    server.offer(load * server.capacity, seconds=8)
+    done = server.offer(load * server.capacity, seconds=5)
+    assert done.answered >= 0.8 * min(load, 1) * 5 * server.capacity
 
 
 @pytest.mark.parametrize(
