@@ -16,6 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Final
 
 import tenacity
+from tenacity.retry import retry_base
 from tenacity.stop import stop_base
 from tenacity.wait import wait_base
 
@@ -236,7 +237,7 @@ def check_wait(
         TypeError: `wait` has another type.
         ConfigurationError: NaN or negative seconds.
     """
-    if callable(wait) and not isinstance(wait, (type, stop_base)):
+    if callable(wait) and not isinstance(wait, (type, stop_base, retry_base)):
         return wait
     if isinstance(wait, bool) or not isinstance(wait, (int, float, timedelta)):
         raise TypeError(f"{subject} must be {allowed}, not {wait!r}")
@@ -249,7 +250,9 @@ def check_wait(
 
 def _check_stop(stop: StopBaseT | None) -> StopBaseT | None:
     candidate: object = stop
-    if stop is None or (callable(candidate) and not isinstance(candidate, (type, wait_base))):
+    if stop is None or (
+        callable(candidate) and not isinstance(candidate, (type, wait_base, retry_base))
+    ):
         return stop
     raise TypeError(
         "stop must be None or a tenacity stop object such as stop_after_delay(600), "
