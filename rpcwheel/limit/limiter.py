@@ -274,7 +274,6 @@ class Limiter:
         "_quick_usual_ns",
         "_refuse",
         "_usual_ns",
-        "_work_at_ns",
         "_work_ns",
         "extra",
         "limit",
@@ -320,8 +319,9 @@ class Limiter:
         """When the last call of this criticality was refused because the server is late."""
         self.threads = math.inf
         """How many calls can run at the same time at all."""
-        self._work_ns = self._work_at_ns = 0
-        """The sum of the times for which handlers have run, without streams, up to a time."""
+        self._work_ns = 0
+        """The times at which handlers have ended, less those at which they began, in sum, without
+        streams and `extra`. Plus `running` times the time now, it is how long handlers have run."""
         self.running = 0
         """How many handlers run, without streams and `extra`."""
         self._quick = 0
@@ -420,7 +420,7 @@ class Limiter:
         if call.is_extra:
             self.extra -= 1
         else:
-            self._count_work(now_ns)
+            self._work_ns += now_ns
             self.running -= 1
         took_ns = now_ns - started_ns
         if call.is_gone or (not is_answered and took_ns < self._usual_ns):
@@ -440,7 +440,7 @@ class Limiter:
                 started_ns,
                 now_ns,
                 cpu_ns,
-                self._work_ns,
+                self._work_ns + self.running * now_ns,
                 has_waited=call.has_waited,
                 is_answered=is_answered,
             )
@@ -587,7 +587,7 @@ class Limiter:
         if method.is_stream:
             self._count_streams(1)
         elif self.running < self.limit:
-            self._count_work(now_ns)
+            self._work_ns -= now_ns
             self.running += 1
         else:
             call.is_extra = True
@@ -601,10 +601,6 @@ class Limiter:
         adaptive = self._adaptive
         if adaptive is not None and self.threads < math.inf:
             adaptive.maximum = max(1, int(self.threads) - self.streams)
-
-    def _count_work(self, now_ns: int) -> None:
-        self._work_ns += self.running * (now_ns - self._work_at_ns)
-        self._work_at_ns = now_ns
 
     def _max_wait(self) -> int:
         # The same for all methods, so that those that have waited the longest are the first.
