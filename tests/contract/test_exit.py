@@ -32,6 +32,7 @@ def test_heartbeats_and_probes_end_when_the_main_thread_ends_beside_a_running_se
 
 
 @each_world
+@STARTS_THREADS
 def test_failback_reports_queued_calls_when_the_main_thread_ends_beside_a_running_server(world):
     ended = "undelivered: 1, the program ended before close()\nended\n"
     assert output_of(world, "failback") == ended

@@ -56,7 +56,7 @@ async def test_a_call_that_is_not_awaited_runs_to_its_end(shops, aio_balanced):
 
 
 def eager_task(loop, coroutine, **_):
-    """A task that ends in its first step, as `eager_task_factory` of Python 3.12 makes it."""
+    """A task that ends in its first step, as `eager_task_factory` makes it from Python 3.12 on."""
     with pytest.raises(StopIteration):
         coroutine.send(None)
     ended = loop.create_future()
@@ -67,7 +67,7 @@ def eager_task(loop, coroutine, **_):
 async def test_a_call_that_fails_in_the_first_step_of_an_eager_task_ends(aio_balanced):
     channel, loop = aio_balanced(), asyncio.get_running_loop()
     channel.update([])
-    loop.set_task_factory(eager_task)
+    loop.set_task_factory(getattr(asyncio, "eager_task_factory", eager_task))
     call = broadcast(channel)(b"x")
     loop.set_task_factory(None)
     assert await call.code() is grpc.StatusCode.UNAVAILABLE

@@ -454,9 +454,17 @@ def silent(url, script, monkeypatch):
     journal.close()
 
 
-def test_a_caller_waits_for_the_timeout_of_the_url_only(silent, url, events):
+def append_begun(journal, **call):
+    """Append a call, and wait until its request has begun."""
+    appended = journal.append(new_call(**call), MANY)
+    assert wait_until(lambda: "append" in {request[0] for request in ScriptedJournal.requests})
+    return appended
+
+
+def test_the_outcome_of_a_request_that_is_not_answered_is_not_known(silent, url, events):
+    appended = append_begun(silent)
     with pytest.raises(JournalOutcomeUnknown, match=r"not answered for 0\.2 s; it is not known"):
-        silent.append_now(new_call(), MANY)
+        silent.wait_until_stored(appended, 0.2)
     assert [type(event) for event in events] == [JournalFailed]
     assert stored(url) == []
     silent.answers.set()
@@ -465,11 +473,10 @@ def test_a_caller_waits_for_the_timeout_of_the_url_only(silent, url, events):
 
 
 def test_a_call_that_waits_for_the_request_of_another_one_is_not_stored(silent, url):
-    first = silent.append(new_call(key="first"), MANY)
-    wait_until(lambda: "append" in {request[0] for request in ScriptedJournal.requests})
-    second = silent.append(new_call(key="second"), MANY)
+    """Its caller waits for the timeout of the URL only."""
+    first = append_begun(silent, key="first")
     with pytest.raises(JournalUnavailable, match=r"has not answered for 0\.2 s$") as refused:
-        silent.wait_until_stored(second, 0.2)
+        silent.append_now(new_call(key="second"), MANY)
     assert not isinstance(refused.value, JournalOutcomeUnknown)
     silent.answers.set()
     assert first.result(WAIT_S) == 1
