@@ -21,7 +21,7 @@ def main() -> None:
             status = {
                 "number": client.bare.number,
                 "answered": client.heartbeat.answered,
-                "call": call.ended().code if call.done.done() else "runs",
+                "call": call.code().name if call.done() else "runs",
             }
             sys.stdout.write(json.dumps(status) + "\n")
             sys.stdout.flush()
