@@ -15,8 +15,6 @@ import grpc
 from rpcwheel._grpc.connectivity import channel_target, core_state, is_bare, nested_channels
 from rpcwheel.transport.state import ActivityStamps
 
-from .rules import LastActivity
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -47,12 +45,6 @@ class WatchedChannel:
             return False
         self.activity = channel.activity
         return True
-
-    @property
-    def last_activity(self) -> LastActivity:
-        """When the connection was last read, written and used."""
-        stamps = self.activity
-        return LastActivity(stamps.last_read_ns, stamps.last_write_ns, stamps.last_use_ns)
 
     @property
     def calls(self) -> int:

@@ -15,8 +15,9 @@ strict. An unused connection gets no heartbeats. Added here:
   a random delay too; otherwise all clients would reconnect to a restarted server at once.
 * No heartbeat reopens a connection that the server closed because it was idle.
 
-Contains no I/O: the caller gives the time and the activity of the connection, and carries out the
-action that is returned. Events and state changes are appended to `reports`. Not thread-safe.
+Contains no I/O: the caller gives the time and the activity of the connection, which other threads
+may stamp meanwhile, and carries out the action that is returned. Events and state changes are
+appended to `reports`. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rpcwheel.events import Event
+    from rpcwheel.transport.state import ActivityStamps
 
-    from .rules import HeartbeatRules, LastActivity
+    from .rules import HeartbeatRules
 
 PAST: Final = -NEVER
 
@@ -76,9 +78,9 @@ class Silence:
         """Whether an activity at this time is one of the present connection."""
         return at_ns > self._ignored_until_ns
 
-    def is_broken(self, activity: LastActivity, now_ns: int) -> bool:
+    def is_broken(self, activity: ActivityStamps, now_ns: int) -> bool:
         """Take an activity into account. Returns whether something was read that was not before."""
-        read_ns, write_ns = activity.read_ns, activity.write_ns
+        read_ns, write_ns = activity.last_read_ns, activity.last_write_ns
         if read_ns is not None and self.counts(read_ns):
             return self._last_read_ns is None or read_ns > self._last_read_ns
         if write_ns is not None and self.counts(write_ns):
@@ -153,7 +155,7 @@ class Schedule:
         self._check_ns = now_ns + self._rules.interval_ns
 
     def due_ns(
-        self, now_ns: int, silence: Silence, activity: LastActivity, *, is_answering: bool
+        self, now_ns: int, silence: Silence, activity: ActivityStamps, *, is_answering: bool
     ) -> int:
         """When the next heartbeat is due, if the answer to the last one is not awaited.
 
@@ -168,11 +170,12 @@ class Schedule:
             return now_ns
         if not is_answering:
             return max(self.not_before_ns, self._sent_ns + rules.tick_ns)
-        written_ns = max(PAST if activity.write_ns is None else activity.write_ns, self._sent_ns)
+        write_ns = activity.last_write_ns
+        written_ns = max(PAST if write_ns is None else write_ns, self._sent_ns)
         base_ns = min(since_ns, written_ns) if silence.counts(written_ns) else since_ns
         if base_ns != self._delay_base_ns:
             self._delay_base_ns = base_ns
-            used = activity.use_ns is not None and activity.use_ns > self._sent_ns
+            used = activity.last_use_ns is not None and activity.last_use_ns > self._sent_ns
             longest_ns = rules.max_jitter_ns
             if self._has_sent and not used:
                 longest_ns = min(rules.tick_ns, longest_ns)
@@ -238,7 +241,7 @@ class HeartbeatCore:
 
     # When to look
 
-    def next_ns(self, now_ns: int, activity: LastActivity) -> int:
+    def next_ns(self, now_ns: int, activity: ActivityStamps) -> int:
         """When `step` may have something to do; `NEVER`: not before another method is called."""
         if self.state in _INACTIVE or self._reconnecting:
             self._planned_ns = NEVER
@@ -248,7 +251,7 @@ class HeartbeatCore:
         self._planned_ns = max(now_ns, at_ns)
         return at_ns
 
-    def _next_ns(self, now_ns: int, activity: LastActivity) -> int:
+    def _next_ns(self, now_ns: int, activity: ActivityStamps) -> int:
         if self._is_unused():
             return self._schedule.check_ns(now_ns)
         due_ns = self._miss_at_ns if self.awaiting_answer else self._send_at_ns(now_ns, activity)
@@ -257,14 +260,14 @@ class HeartbeatCore:
     def _is_unused(self) -> bool:
         return self.silence.since_ns() is None and not self._schedule.is_due_now()
 
-    def _send_at_ns(self, now_ns: int, activity: LastActivity) -> int:
+    def _send_at_ns(self, now_ns: int, activity: ActivityStamps) -> int:
         is_answering = self.state not in _NOT_ANSWERING
         return self._schedule.due_ns(now_ns, self.silence, activity, is_answering=is_answering)
 
     # What to do
 
     def step(
-        self, now_ns: int, activity: LastActivity, *, idle: bool, calls: int
+        self, now_ns: int, activity: ActivityStamps, *, idle: bool, calls: int
     ) -> Send | Reconnect | None:
         """Return the next action; None if there is none.
 
@@ -289,11 +292,12 @@ class HeartbeatCore:
             return None
         return self._send(now_ns)
 
-    def observe(self, now_ns: int, activity: LastActivity) -> None:
+    def observe(self, now_ns: int, activity: ActivityStamps) -> None:
         """Take into account what the user's calls have read and written."""
         self._detect_stall(now_ns)
-        if self.silence.is_broken(activity, now_ns) and activity.read_ns is not None:
-            self._mark_alive(activity.read_ns, None)
+        read_ns = activity.last_read_ns
+        if self.silence.is_broken(activity, now_ns) and read_ns is not None:
+            self._mark_alive(read_ns, None)
 
     def _detect_stall(self, now_ns: int) -> None:
         """Restart the counts after a stall of this process: data may have arrived unread."""
@@ -327,16 +331,16 @@ class HeartbeatCore:
         self._reconnecting, self._planned_ns = True, NEVER
         return Reconnect(f"no answer to heartbeats for {silent_s:.1f} s")
 
-    def confirm_dead(self, now_ns: int, activity: LastActivity) -> bool:
+    def confirm_dead(self, now_ns: int, activity: ActivityStamps) -> bool:
         """Whether a connection that is about to be replaced is still dead."""
         self.observe(now_ns, activity)
         self._reconnecting = self._reconnecting and self.state is HeartbeatState.DEAD
         return self._reconnecting
 
-    def _mark_unused(self, now_ns: int, activity: LastActivity) -> None:
+    def _mark_unused(self, now_ns: int, activity: ActivityStamps) -> None:
         """The channel has no connection: send none, unless a call is about to make it connect."""
         tick_ns = self._rules.tick_ns
-        used = activity.use_ns is not None and activity.use_ns > now_ns - tick_ns
+        used = activity.last_use_ns is not None and activity.last_use_ns > now_ns - tick_ns
         # An unanswered heartbeat also makes the channel connect, if nothing was read since.
         if used or (self.in_flight and self.state is HeartbeatState.SUSPECT):
             self._schedule.not_before_ns = now_ns + tick_ns

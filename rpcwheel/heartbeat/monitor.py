@@ -45,7 +45,7 @@ from rpcwheel.transport.probe import ALIVE, UNANSWERED, HealthProbe, ProbeResult
 from .channel import WatchedChannel, channel_below_interceptors
 from .core import HeartbeatCore
 from .policy import HeartbeatPolicy
-from .rules import HeartbeatRules, HeartbeatState, LastActivity, Reconnect, Send, StateChanged
+from .rules import HeartbeatRules, HeartbeatState, Reconnect, Send, StateChanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -299,11 +299,11 @@ class HeartbeatBase(ABC):
         """Whether its channel was dropped, or is a plain channel that was closed."""
         return self._channel.is_over()
 
-    def _last_activity(self) -> LastActivity:
+    def _activity(self) -> ActivityStamps:
         """Return the activity of the active connection. Under the lock."""
         if self._channel.follow():
             self._core.connection_replaced(self._now_ns())
-        return self._channel.last_activity
+        return self._channel.activity
 
     # The timer
 
@@ -317,7 +317,7 @@ class HeartbeatBase(ABC):
             if self.is_over() or not BACKGROUND.add(self):
                 self._core.close()
             now_ns = self._now_ns()
-            at_ns = self._core.next_ns(now_ns, self._last_activity())
+            at_ns = self._core.next_ns(now_ns, self._activity())
             if at_ns != NEVER:
                 self._timer = shared_timer() if self._timer is None else self._timer
                 delay = to_seconds(max(0, at_ns - now_ns))
@@ -341,7 +341,7 @@ class HeartbeatBase(ABC):
     def _plan(self) -> bool:
         """Set the timeout to the next moment that matters; True if that is now. Under the lock."""
         now_ns = self._now_ns()
-        at_ns = self._core.next_ns(now_ns, self._last_activity())
+        at_ns = self._core.next_ns(now_ns, self._activity())
         if at_ns <= now_ns or at_ns == NEVER:
             self._clear()
             return at_ns <= now_ns
@@ -379,8 +379,8 @@ class HeartbeatBase(ABC):
             idle = self._channel.connectivity() is grpc.ChannelConnectivity.IDLE
             calls = self._channel.calls
             with self._lock:
-                now_ns, last_activity = self._now_ns(), self._last_activity()
-                action = self._core.step(now_ns, last_activity, idle=idle, calls=calls)
+                now_ns = self._now_ns()
+                action = self._core.step(now_ns, self._activity(), idle=idle, calls=calls)
                 self._cancel_obsolete()
                 due = action is None and self._plan()
                 if isinstance(action, Send):
@@ -401,7 +401,7 @@ class HeartbeatBase(ABC):
 
     def _reconnect(self, reason: str) -> None:
         with self._lock:
-            dead = self._core.confirm_dead(self._now_ns(), self._last_activity())
+            dead = self._core.confirm_dead(self._now_ns(), self._activity())
         done = False
         try:
             if dead:
@@ -469,7 +469,7 @@ class HeartbeatBase(ABC):
         with self._lock:
             core, now_ns = self._core, self._now_ns()
             self._calls.pop(number, None)
-            core.observe(now_ns, self._last_activity())
+            core.observe(now_ns, self._activity())
             if not result.alive:
                 counts = core.record_miss(
                     now_ns, number, answer, serving=result.serving, is_silence=is_silence

@@ -89,14 +89,6 @@ class HeartbeatRules:
         )
 
 
-class LastActivity(NamedTuple):
-    """The times at which a connection was last read, written and used; None: never."""
-
-    read_ns: int | None = None
-    write_ns: int | None = None
-    use_ns: int | None = None
-
-
 # Actions
 
 

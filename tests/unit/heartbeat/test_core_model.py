@@ -178,7 +178,7 @@ class Connection(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.in_flight)))
         driver = self.driver
         assert driver.core.record_answer(driver.now, number, rtt_ns=0, serving=None)
-        driver.read_at = driver.now
+        driver.activity.last_read_ns = driver.now
         self.in_flight = {later for later in self.in_flight if later > number}
         self.answered += 1
         self.reads.append(driver.now)
