@@ -2,15 +2,15 @@
 
 import asyncio
 import logging
-import os
 import threading
 
 import pytest
 
+from fixtures.forks import held_by_another_thread, holds_in_child
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S
 from rpcwheel.events import TooManyTimers, add_sink, emit, log_event
-from rpcwheel.events.hub import SinkList
+from rpcwheel.events.hub import _SINKS, SinkList
 
 EVENT = TooManyTimers(live=65, limit=64)
 
@@ -153,12 +153,6 @@ def test_log_event_is_installed_by_default(caplog):
     assert [record.rpcwheel_event for record in caplog.records] == [type(EVENT).__name__]
 
 
-def test_a_child_forked_while_the_lock_was_held_can_add_sinks(sink_list):
-    from rpcwheel.events.hub import _SINKS
-
-    with _SINKS._lock:
-        child = os.fork()
-        if child == 0:
-            add_sink(print)
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+def test_a_child_forked_while_the_lock_was_held_can_add_sinks():
+    with held_by_another_thread(_SINKS._lock):
+        assert holds_in_child(lambda: add_sink(print) is None)

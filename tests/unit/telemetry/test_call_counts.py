@@ -1,11 +1,10 @@
 """Counts of calls: what is added up, on any thread, in finalizers and in forked processes."""
 
-import os
 import threading
 
 import pytest
 
-from fixtures.programs import run_program
+from fixtures.forks import held_by_another_thread, holds_in_child
 from fixtures.timers import run_threads
 from rpcwheel.telemetry import call_counts
 from rpcwheel.telemetry.call_counts import BOUNDS_S, OTHER, CallCounts, CallEnd, Side, quantile
@@ -181,36 +180,18 @@ def test_a_quantile_is_interpolated_in_its_bucket(counts, share, expected):
 
 # --- Forked processes ---
 
-FORKED = """
-import os, threading
-from rpcwheel.telemetry.call_counts import CallCounts
 
-all_counts = CallCounts()
-sides = (all_counts.client, all_counts.attempts, all_counts.server)
-locked, forked = threading.Event(), threading.Event()
-
-def add_up_forever():
-    for side in sides:
-        side._lock.acquire()
-    locked.set()
-    forked.wait()
-
-thread = threading.Thread(target=add_up_forever)
-thread.start()
-locked.wait()
-child = os.fork()
-if child == 0:
-    for side in sides:
-        counts = side.method("/shop.Orders/Get", "unary")
-        counts.end(counts.begin(), "OK")
-        assert side.totals()[0].started == 1
-    os._exit(0)
-forked.set()
-thread.join()
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_a_forked_process_counts_although_a_thread_added_up_at_the_fork():
-    assert run_program(FORKED) == ("0\n", "")
+    all_counts = CallCounts()
+    sides = (all_counts.client, all_counts.attempts, all_counts.server)
+    counts = [side.method(GET, "unary") for side in sides]
+    for each in counts:
+        each.end(each.begin(), "NOT_FOUND")
+
+    def counts_anew():
+        for each in counts:
+            each.end(each.begin(), "OK")
+        return [codes(side) for side in sides] == [{"OK": 1}] * len(sides)
+
+    with held_by_another_thread(*(side._lock for side in sides)):
+        assert holds_in_child(counts_anew)
