@@ -206,7 +206,8 @@ class SnapshotFiles:
     def _arm(self, delay_s: float) -> None:
         """Write then, or earlier. Under the lock."""
         if not self._closed:
-            self._timer.wake(self._timer.now_ns() + to_ns(delay_s))
+            with contextlib.suppress(RuntimeError):  # no thread: with the next change, or `close`
+                self._timer.wake(self._timer.now_ns() + to_ns(delay_s))
 
     def _path(self, service: str) -> Path:
         return self.directory / f"{service}.json"

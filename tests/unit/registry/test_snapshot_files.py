@@ -12,6 +12,7 @@ import pytest
 
 from fixtures.cache_worlds import REGISTRY, SERVICE, instance, instances
 from fixtures.forks import holds_in_child
+from fixtures.timers import cannot_start
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.events.events import RecordSkipped, SnapshotFailed
 from rpcwheel.registry import snapshot_files as module
@@ -25,6 +26,7 @@ from rpcwheel.registry.snapshot_files import (
     open_snapshot_files,
 )
 from rpcwheel.registry.url import RegistryUrl, parse_url
+from rpcwheel.timer import WheelTimer
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="users and modes of POSIX")
 BILLS = "shop.Bills"
@@ -272,6 +274,16 @@ def test_close_does_not_wait_for_a_disk_that_hangs(make, monkeypatch):
     snapshots.close()
     assert entered.wait(WAIT_S)
     gate.set()
+
+
+def test_a_change_is_written_at_close_if_the_timer_gets_no_thread(directory, monkeypatch):
+    with WheelTimer() as timer:
+        snapshots = SnapshotFiles(directory, REGISTRY, timer=timer)
+        with monkeypatch.context() as threads:
+            threads.setattr(threading.Thread, "start", cannot_start)
+            snapshots.keep(SERVICE, instances("a"))
+        snapshots.close()
+    assert services(directory) == {SERVICE}
 
 
 @pytest.fixture
