@@ -36,7 +36,7 @@ from rpcwheel.backoff import RANDOM
 from rpcwheel.durations import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
 FIRST_RETRY_NS: Final = 200_000_000
 """Upper limit of the wait for the next stream after the first failure; doubles with each further
@@ -158,8 +158,6 @@ class _KeyWatch:
     """Whether etcd has created the watch, and not ended it."""
     is_read: bool = False
     """Whether `records` was read since the watch was created, and is complete."""
-    contact_lost: bool = False
-    """Whether the watcher's last notification was `NotifyContactLost`."""
 
     @property
     def needs_create(self) -> bool:
@@ -287,7 +285,7 @@ class WatchCore:
             self._respond_by_ns = now_ns + self._timeout_ns
         actions: list[Action] = []
         if revision < self._last_revision:
-            actions += self._notify_contact_lost(self._watches, DATA_LOST)
+            actions += [NotifyContactLost(number, DATA_LOST) for number in self._watches]
             self._mark_all_unread()  # also the watches that are not part of this read
         self._last_revision = revision
         for number, records in contents.items():
@@ -296,7 +294,6 @@ class WatchCore:
                 continue
             watch.records, watch.revision = dict(records), revision
             watch.is_read = watch.created  # False if etcd has ended the watch meanwhile
-            watch.contact_lost = False
             actions.append(NotifyView(number, records, revision))
         return [*actions, *self._read_if_needed()]
 
@@ -314,7 +311,7 @@ class WatchCore:
         max_wait_ns = min(self._max_retry_ns, doubled_ns)
         self._failures += 1
         self._open_at_ns = now_ns + int(self._uniform(0, max_wait_ns))
-        return self._notify_contact_lost(self._watches, why)
+        return [NotifyContactLost(number, why) for number in self._watches]
 
     def tick(self, now_ns: int) -> list[Action]:
         """Open a stream, send a probe or end a silent stream, if it is due.
@@ -371,7 +368,7 @@ class WatchCore:
         if not response.canceled:
             return []
         watch.is_read = False  # it is created again with the next probe
-        return self._notify_contact_lost([number], response.reason or "etcd has ended the watch")
+        return [NotifyContactLost(number, response.reason or "etcd has ended the watch")]
 
     def _apply(
         self, number: int, watch: _KeyWatch, changes: tuple[WatchChange, ...]
@@ -405,10 +402,3 @@ class WatchCore:
             return []
         self._is_reading = True
         return [Read(dict(islice(unread.items(), MAX_SERVICES_PER_READ)))]
-
-    def _notify_contact_lost(self, numbers: Iterable[int], reason: str) -> list[Action]:
-        """Notify these watchers, but none twice without a view in between."""
-        new = [number for number in numbers if not self._watches[number].contact_lost]
-        for number in new:
-            self._watches[number].contact_lost = True
-        return [NotifyContactLost(number, reason) for number in new]

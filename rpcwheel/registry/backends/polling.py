@@ -81,7 +81,6 @@ class PollingWatcher:
         self._pending: dict[str, bool] = {}  # services to read, in order; True: in full
         self._failed: set[str] = set()  # services to read at `_retry_ns`
         self._lost_reason: str | None = None  # to report to all watchers, before anything else
-        self._suspected: set[WatchNotifier] = set()  # that know of it, and have no new view
         self._check_due = False
         self._running = False
         self._failures = 0
@@ -129,12 +128,6 @@ class PollingWatcher:
 
     def _watches_of(self, services: Iterable[str]) -> list[WatchNotifier]:
         return [watch for name in services for watch in self._watches.get(name, ())]
-
-    def _suspect(self, services: Iterable[str]) -> list[WatchNotifier]:
-        """Mark the watches as suspected; returns those that were not."""
-        watches = [watch for watch in self._watches_of(services) if watch not in self._suspected]
-        self._suspected.update(watches)
-        return watches
 
     def _add_pending(self, services: Iterable[str], *, full: bool = False) -> None:
         for name in services:
@@ -188,7 +181,7 @@ class PollingWatcher:
             if not self._closed:
                 if self._lost_reason is not None:
                     reason, self._lost_reason = self._lost_reason, None
-                    return partial(_notify, self._suspect(self._watches), reason)
+                    return partial(_notify, self._watches_of(self._watches), reason)
                 if self._check_due:
                     self._check_due = False
                     return self._check
@@ -220,7 +213,6 @@ class PollingWatcher:
             watches = self._watches_of((service,))
             if watches:
                 self._views[service] = view
-            self._suspected.difference_update(watches)
         _notify(watches, view)
 
     def _read_failed(self, service: str, error: RegistryError) -> None:
@@ -230,7 +222,7 @@ class PollingWatcher:
                 self._failed.update(self._watches)
             elif service in self._watches:
                 self._failed.add(service)
-            watches = self._suspect(self._failed)
+            watches = self._watches_of(self._failed)
             longest_s = min(self._retry_s, FIRST_RETRY_S * 2 ** min(self._failures, 20))
             self._failures += 1
             if self._failed and self._retry_ns == NEVER:
@@ -240,7 +232,6 @@ class PollingWatcher:
 
     def _remove(self, service: str, watch: WatchNotifier) -> None:
         with self._lock:
-            self._suspected.discard(watch)
             others = [each for each in self._watches.pop(service, ()) if each is not watch]
             if others:
                 self._watches[service] = others

@@ -22,7 +22,7 @@ class WatchNotifier:
     the watcher on this thread, unless another thread is already calling it; then that one goes on.
 
     A view with the same records as the last one that the watcher got is left out, unless contact
-    was lost in between.
+    was lost in between. A loss of contact is left out if there was no view since the last one.
 
     `View.changed` of an added view is relative to the view that was added before. The watcher gets
     it relative to the view that it got before: exactly the ids that differ, or None.
@@ -35,7 +35,7 @@ class WatchNotifier:
         self._watcher = watcher
         self._on_close = closed
         self._executor = SerialExecutor(run=lambda job: job())
-        self._previous: View | None = None  # which the watcher got last since contact was lost
+        self._last: View | str | None = None  # what the watcher got last
         self.closed = False
 
     def add(self, news: View | str) -> None:
@@ -56,16 +56,17 @@ class WatchNotifier:
         if self.closed:
             return
         if isinstance(news, str):
-            self._previous = None
-            run_callback("registry", self._watcher.on_contact_lost, news)
-        elif view := _relative(news, self._previous):
-            self._previous = view
+            if not isinstance(self._last, str):
+                self._last = news
+                run_callback("registry", self._watcher.on_contact_lost, news)
+        elif view := _relative(news, self._last):
+            self._last = view
             run_callback("registry", self._watcher.on_view, view)
 
 
-def _relative(view: View, previous: View | None) -> View | None:
+def _relative(view: View, previous: View | str | None) -> View | None:
     """Return the view with exactly the ids that changed; None if its records are the same."""
-    if previous is None:
+    if not isinstance(previous, View):
         return view if view.changed is None else View(view.records, view.revision)
     if view.changed is None:
         return None if view.records == previous.records else view

@@ -103,7 +103,7 @@ def test_closing_does_not_wait_for_a_call_on_another_thread():
         max_size=30,
     )
 )
-def test_changed_has_exactly_the_ids_that_differ_from_the_last_view(steps):
+def test_each_call_is_news_and_changed_has_exactly_the_ids_that_differ_from_the_last_view(steps):
     """However many views were merged or left out in between."""
     watcher = Recorder()
     notifier = WatchNotifier(watcher)
@@ -126,13 +126,12 @@ def test_changed_has_exactly_the_ids_that_differ_from_the_last_view(steps):
     last = None
     for news in watcher.news:
         if isinstance(news, str):
-            last = None
-            continue
-        if last is None:
+            assert not isinstance(last, str)
+        elif last is None or isinstance(last, str):
             assert news.changed is None
         else:
             assert news.records != last.records
-        if news.changed is not None:
+        if isinstance(news, View) and news.changed is not None:
             old, new = last.records, news.records
             assert news.changed == {one for one in "abc" if old.get(one) != new.get(one)}
         last = news
