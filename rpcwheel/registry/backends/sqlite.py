@@ -7,7 +7,7 @@ A lease is a row with its length and the time at which it ends, by the system's 
 which all processes share. The clock begins anew at a reboot: if less than the length is left until
 the end, the lease runs; if more, it was written before a reboot, and has ended.
 
-Watches check every `poll` seconds whether the file was written; a check takes some microseconds.
+Watches check every `poll` seconds whether instances were changed, which takes some microseconds.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ SELECT DISTINCT ends_ns, length_ns, service FROM instance JOIN lease ON lease.id
 WHERE namespace = ? AND typeof(ends_ns) = 'integer'
 """
 
+FIND_META: Final = "SELECT value FROM meta WHERE name IN ('store', 'revision') ORDER BY name"
 END_LEASES: Final = f"DELETE FROM lease WHERE NOT ({RUNS})"  # noqa: S608 - contains no input
 DELETE_ORPHANS: Final = "DELETE FROM instance WHERE lease NOT IN (SELECT id FROM lease)"
 PUT: Final = """
@@ -84,8 +85,7 @@ class SqliteBackend(RegistryBackend):
         self._lease_ns = to_ns(settings.lease_s)
         self._now_ns = clock_of(settings.timer)
         self._file = SqliteFile(url.path, settings.timeout_s)
-        # For watches: `check_for_writes` reports only writes of other connections, and the watches
-        # must see those of `_file` too.
+        # For watches, whose reads do not wait while a request waits for the lock of a writer.
         self._watch_file = SqliteFile(url.path, settings.timeout_s)
         self._polling = PollingWatcher(
             url,
@@ -102,7 +102,7 @@ class SqliteBackend(RegistryBackend):
         self._lost: Lost = "missing"  # why there is no lease
         # Only `_polling` uses these, in one job at a time.
         self._first_end_ns: dict[str, int] = {}  # by watched service: when its first lease ends
-        self._checked_version = "", ""  # `store` and `revision` at the last check for changes
+        self._checked: list[Any] = []  # `store` and `revision` at the last check for changes
         self._read_store: str | None = None  # `store` at the last read of a service
         reset_after_fork(self)
 
@@ -126,7 +126,7 @@ class SqliteBackend(RegistryBackend):
             )
             db.executemany(PUT, rows)
             db.execute(COUNT_CHANGE)
-            store = _meta(db, "store")
+            store = _store(db)
         self._lease, self._lease_store = lease, store
 
     def withdraw(self, instances: Sequence[ServiceInstance]) -> None:
@@ -148,7 +148,7 @@ class SqliteBackend(RegistryBackend):
         with self._file.transaction() as db:
             self._delete_ended_leases(db)
             lease = self._renew_lease(db)
-            store = _meta(db, "store")
+            store = _store(db)
             stored = db.execute(
                 "SELECT service, id, data FROM instance WHERE lease = ? AND namespace = ?",
                 (lease, self.url.namespace),
@@ -249,7 +249,7 @@ class SqliteBackend(RegistryBackend):
         """Read a service for its watches, in full each time."""
         with self._watch_file.connection() as db:
             view, ends_ns = self._read_service(db, service)
-            store = _meta(db, "store")
+            store = _store(db)
         self._first_end_ns[service] = ends_ns
         before, self._read_store = self._read_store, store
         if before not in {None, store}:
@@ -261,14 +261,10 @@ class SqliteBackend(RegistryBackend):
 
         A renewal of a lease is a write too, but changes neither `store` nor `revision`.
         """
-        if self._watch_file.is_replaced():
+        with self._watch_file.connection() as db:
+            before, self._checked = self._checked, db.execute(FIND_META).fetchall()
+        if before != self._checked:
             return True
-        if self._watch_file.check_for_writes():
-            with self._watch_file.connection() as db:
-                version = _meta(db, "store"), _meta(db, "revision")
-            before, self._checked_version = self._checked_version, version
-            if before != version:
-                return True
         for service in self._first_end_ns.keys() - self._polling.services:
             del self._first_end_ns[service]
         now_ns = self._now_ns()
@@ -287,7 +283,7 @@ def _as_bytes(data: object) -> bytes:
     return data if isinstance(data, bytes) else str(data).encode()
 
 
-def _meta(db: sqlite3.Connection, name: str) -> str:
-    """Return `store` or `revision`; "0" if another program has deleted it."""
-    row = db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+def _store(db: sqlite3.Connection) -> str:
+    """Return the `store` of the file; "0" if another program has deleted it."""
+    row = db.execute("SELECT value FROM meta WHERE name = 'store'").fetchone()
     return "0" if row is None else str(row[0])

@@ -81,7 +81,6 @@ class SqliteFile(SqliteConnection):
         super().__init__(expanded(path, f"sqlite://{path}"))
         self._timeout_s = timeout_s
         self._db_file_id: FileId | None = None  # of the file that `_db` has open
-        self._data_version = 0
         self._closed = False
 
     @contextmanager
@@ -116,32 +115,6 @@ class SqliteFile(SqliteConnection):
                 with suppress(sqlite3.Error):  # if the disk is full, SQLite has rolled back
                     db.execute("ROLLBACK")
                 raise
-
-    def check_for_writes(self) -> bool:
-        """Return whether another connection has written since the last call. Takes microseconds.
-
-        Also True for the first call, and after the file was opened again.
-
-        Raises:
-            RegistryUnavailable, RegistryRefused: The file can't be used.
-        """
-        with self.connection() as db:
-            before = self._data_version
-            (self._data_version,) = db.execute("PRAGMA data_version").fetchone()
-            return before != self._data_version
-
-    def is_replaced(self) -> bool:
-        """Whether the path leads to another file than the open one, or to none.
-
-        Takes no lock. While another thread opens the file the result may be wrong, which causes
-        one unnecessary read or is corrected by the next check.
-        """
-        if self._db is None:
-            return False
-        try:
-            return self._id_of_file() != self._db_file_id
-        except OSError:  # a parent is no directory any more; a read reports it
-            return True
 
     def close(self) -> None:
         """Close the connection, or have the running request close it. Idempotent; never waits."""
@@ -228,10 +201,6 @@ class SqliteFile(SqliteConnection):
             raise RegistryRefused(
                 f"{self._path} is a database of something else; give a registry a file of its own"
             )
-
-    def _close(self) -> None:
-        self._data_version = 0
-        super()._close()
 
     def _handle(self, error: sqlite3.Error | OSError) -> RegistryError:
         """Drop an unusable connection, delete a damaged registry, and return the error to raise.

@@ -142,14 +142,24 @@ def test_a_forked_child_has_a_lease_of_its_own(opened):
 # Watches
 
 
-def test_the_url_sets_the_poll_interval(opened, timer):
-    opened("?poll=0.5", timer=timer).watch(SERVICE, watcher := RecordingWatcher())
+def test_a_change_or_another_file_is_seen_after_the_poll_interval_of_the_url(opened, path, timer):
+    watching = opened("?poll=0.5", timer=timer, lease=3600.0)
+    other = opened(timer=timer, lease=3600.0)
+    watching.watch(SERVICE, watcher := RecordingWatcher())
     assert watcher.sees()
-    opened(timer=timer).publish([ONE])
+    other.publish([ONE])
     timer.advance(0.44)
     assert watcher.has_seen()
     timer.advance(0.12)  # the period varies by 10 %
     assert watcher.sees(ONE)
+    other.publish([TWO])
+    timer.advance(0.56)
+    assert watcher.sees(ONE, TWO)
+    path.unlink()
+    for instance in (ONE, TWO):  # as many changes as in the file before
+        other.publish([instance])
+    timer.advance(0.56)
+    assert watcher.doubts("another file is in its place")
 
 
 def test_watches_continue_after_the_directory_was_missing(opened, path):

@@ -1,4 +1,4 @@
-"""The file of a SQLite registry: transactions, and changes by other connections."""
+"""The file of a SQLite registry: transactions, and a file that is replaced while it is used."""
 
 import sqlite3
 
@@ -59,18 +59,6 @@ def test_an_exception_rolls_a_transaction_back(opened, path):
     with pytest.raises(KeyError):
         broken()
     assert find(file) == 1
-
-
-def test_a_write_of_another_connection_is_one_change_and_an_own_write_none(opened, path):
-    file, other = opened(path), opened(path)
-    keep(file, 1)
-    assert file.check_for_writes()  # nothing was known
-    assert not file.check_for_writes()
-    keep(file, 2)
-    assert not file.check_for_writes()
-    keep(other, 3)
-    assert file.check_for_writes()
-    assert not file.check_for_writes()
 
 
 def test_a_file_that_another_process_has_created_again_is_not_deleted(opened, path):
