@@ -80,7 +80,7 @@ class FlakyBackend(RegistryBackend):
         """Remove all records from the engine, also those of others.
 
         `renew` reports "wiped" for each of them until it is published again. Watchers get
-        `on_contact_lost` and then an empty view.
+        `on_contact_lost`, once until their next view, and then an empty view.
         """
         with self._changed:
             watches, cut = tuple(self._watches), self._state in CUT
@@ -199,7 +199,6 @@ class _FlakyWatch:
         self.inner: Watch | None = None
         self._lock = threading.Lock()
         self._cut = cut
-        self._suspected = False  # since it was cut
         self._seen: View | None = None
 
     def on_view(self, view: View) -> None:
@@ -220,7 +219,6 @@ class _FlakyWatch:
         with self._lock:
             self._cut = True
             if reason is not None:
-                self._suspected = True
                 self.notifier.add(reason)
         self.notifier.start()
 
@@ -228,11 +226,10 @@ class _FlakyWatch:
         """Pass calls to the watcher again, and the last view of the time before."""
         with self._lock:
             was, self._cut = self._cut, False
-            if was and not self._suspected:
-                self.notifier.add("contact was lost")
+            if was:
+                self.notifier.add("contact was lost")  # left out if it had a reason before
             if was and self._seen is not None:
                 self.notifier.add(self._seen)
-            self._suspected = False
         self.notifier.start()
 
     def close(self) -> None:
