@@ -5,43 +5,32 @@ import contextlib
 import pytest
 
 from fixtures.cache_worlds import SERVICE, SnapshotListener, ids_of, instance, instances
+from fixtures.flaky_backends import POLICY, flaky_backend
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.registry import Registry, RegistryPolicy
-from rpcwheel.registry.backend import Settings
-from rpcwheel.registry.backends import open_backend
-from rpcwheel.registry.url import parse_url
-from rpcwheel.testing import FlakyBackend
+from rpcwheel.registry import Registry
 
-LEASE_S = 6.0
 FILE_DELAY_S = 1.0
 """Seconds after which the file is used if the registry neither answers nor fails."""
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "shop"
-
-
-@pytest.fixture
-def start(path, timer):
-    """Start a process: its registry, whose engine is up or down, and its backend."""
+def start(tmp_path, timer):
+    """Start a process: its backend, whose engine is up or down, and its registry."""
+    policy = POLICY.replace(snapshot=str(tmp_path))
     with contextlib.ExitStack() as opened:
 
         def start(*, up=True):
-            settings = Settings(lease_s=LEASE_S, timeout_s=600.0, timer=timer)
-            backend = FlakyBackend(open_backend(parse_url("memory://cold-start"), settings))
+            backend = flaky_backend(timer, "cold-start")
             if not up:
                 backend.down()
-            policy = RegistryPolicy(lease_ttl=LEASE_S, timeout=600.0, snapshot=str(path))
-            registry = Registry(backend, registry_policy=policy, timer=timer)
-            return backend, opened.enter_context(registry)
+            return backend, opened.enter_context(Registry(backend, registry_policy=policy))
 
         yield start
     assert timer.pending == 0
 
 
 def test_a_process_that_starts_without_the_registry_gets_the_instances_of_the_file(
-    start, path, timer
+    start, tmp_path, timer
 ):
     _, servers = start()
     for one in instances("a", "b", "c"):
@@ -50,7 +39,7 @@ def test_a_process_that_starts_without_the_registry_gets_the_instances_of_the_fi
     with earlier.subscribe(SERVICE) as subscription:
         assert ids_of(subscription.wait(WAIT_S)) == "abc"
     earlier.close()
-    assert wait_until(lambda: list(path.glob(f"*/{SERVICE}.json")))
+    assert wait_until(lambda: list(tmp_path.glob(f"*/{SERVICE}.json")))
     backend, registry = start(up=False)
     listener = SnapshotListener()
     subscription = registry.subscribe(SERVICE, listener)

@@ -1,4 +1,4 @@
-"""The deadlines of a stop, its lame duck, and a stop between the steps of the start."""
+"""The lame duck of a stop, and a stop between the steps of the start."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,21 +10,10 @@ from fixtures.shops import SERVICE
 from fixtures.timers import cannot_start
 from fixtures.waiting import WAIT_S
 from rpcwheel.publisher import Publisher
-from rpcwheel.publisher.shutdown import RunningStep, Shutdown
-from rpcwheel.timer import ManualTimer, WheelTimer
+from rpcwheel.publisher.shutdown import Shutdown
+from rpcwheel.timer import WheelTimer
 
 DUBBO = "dubbo+zookeeper://127.0.0.1:2181"
-
-
-def test_a_step_ends_when_the_smaller_grace_is_over():
-    timer = ManualTimer()
-    shutdown = Shutdown(lambda: "shop", timer, lame_duck_s=0.0, grace_s=600.0)
-    step = RunningStep(shutdown, None)
-    shutdown.grace_s = 100.0
-    timer.advance(99)
-    assert step.left_s() == 1.0
-    timer.advance(1)
-    assert step.left_s() == 0.0
 
 
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "no thread"])
