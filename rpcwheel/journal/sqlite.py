@@ -23,7 +23,7 @@ import json
 import os
 import sqlite3
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from rpcwheel._engines.paths import expanded
@@ -40,7 +40,7 @@ from .backend import CallState, storable, stored_call
 from .sql import COLUMNS, LARGEST_ID, Dialect, SqlJournal, where
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from .backend import Filter, Route, StoredCall
@@ -173,8 +173,8 @@ class SqliteJournal(SqlJournal):
         self._busy_s = BUSY_SHARE * url.timeout_s
         self._latest_ms = 0
         self._was_full = False
-        self._writer = _SqliteJournalConnection(self._path, self._connect)
-        self._reader = _SqliteJournalConnection(self._path, self._connect)
+        self._writer = _SqliteJournalConnection(self._path, self._connect, self._error)
+        self._reader = _SqliteJournalConnection(self._path, self._connect, self._error)
 
     @_with_room
     def _insert(self, rows: list[NewRow]) -> list[int]:
@@ -200,7 +200,7 @@ class SqliteJournal(SqlJournal):
     ) -> list[StoredCall]:
         """Give ready calls to a worker. Begins a transaction only if there are any."""
         now_ms = self._now_ms()
-        with self._writer as db, self._translated():  # the other may be busy with a long scan
+        with self._writer as db:  # the other may be busy with a long scan
             has_work = (
                 _ended_workers(db, now_ms)
                 or any(
@@ -263,7 +263,7 @@ class SqliteJournal(SqlJournal):
         routes: list[tuple[str, str]] = []
         step = """SELECT queue, target FROM call WHERE state = 0 AND (queue, target) > (?, ?)
             ORDER BY queue, target LIMIT 1"""
-        with self._read() as db:
+        with self._reader as db:
             row = db.execute(
                 "SELECT queue, target FROM call WHERE state = 0 ORDER BY queue, target LIMIT 1"
             ).fetchone()
@@ -273,14 +273,12 @@ class SqliteJournal(SqlJournal):
         return routes
 
     def _scan(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        with self._read() as db:
+        with self._reader as db:
             return db.execute(text.replace("$", ""), parameters).fetchall()
 
-    @_with_room
     def retry(self, chosen: Filter) -> int:
         return self._change(chosen, "state <> 2", _make_due)
 
-    @_with_room
     def delete(self, chosen: Filter) -> int:
         return self._change(chosen, "1 = 1", _delete)
 
@@ -297,15 +295,26 @@ class SqliteJournal(SqlJournal):
         statement = f"""SELECT id FROM call WHERE id <= ? AND {condition} AND {selected}
             ORDER BY id DESC LIMIT {CHUNK}"""
         while True:
-            with self._transaction() as (db, now_ms):
-                ids = [row[0] for row in db.execute(statement, (after, *parameters))]
-                keys = _order_keys(db, ids)
-                change(db, ids, now_ms)
-                _settle(db, keys)
+            ids = self._change_some(statement, (after, *parameters), change)
             changed += len(ids)
             if len(ids) < CHUNK:
                 return changed
             after = ids[-1] - 1
+
+    @_with_room
+    def _change_some(
+        self,
+        statement: str,
+        parameters: Sequence[Any],
+        change: Callable[[sqlite3.Connection, list[int], int], None],
+    ) -> list[int]:
+        """Change the calls that a statement selects in one transaction; return their ids."""
+        with self._transaction() as (db, now_ms):
+            ids = [row[0] for row in db.execute(statement, parameters)]
+            keys = _order_keys(db, ids)
+            change(db, ids, now_ms)
+            _settle(db, keys)
+        return ids
 
     def close(self) -> None:
         self._closed = True
@@ -319,7 +328,7 @@ class SqliteJournal(SqlJournal):
 
     def _transaction(self) -> _Transaction:
         """Use the connection for writing in one transaction, which an exception rolls back."""
-        return _Transaction(self._writer, self._begin, self._error)
+        return _Transaction(self._writer, self._begin)
 
     def _begin(self, db: sqlite3.Connection) -> int:
         """Return the time of a transaction. If the clock was set back, correct the file first."""
@@ -332,11 +341,6 @@ class SqliteJournal(SqlJournal):
             db.execute("UPDATE clock SET latest_ms = ?", (now_ms,))
             self._latest_ms = now_ms
         return now_ms
-
-    @contextmanager
-    def _read(self) -> Iterator[sqlite3.Connection]:
-        with self._reader as db, self._translated():
-            yield db
 
     def _make_room(self) -> bool:
         """Copy the log into the database, and give its space back. False: that failed.
@@ -366,25 +370,24 @@ class SqliteJournal(SqlJournal):
         """Open the file. Create it if it does not exist, unless `creates` is False."""
         if self._closed:
             raise JournalUnavailable(f"{self.url} was closed")
-        with self._translated():
-            if not self.creates and not self._path.exists():
-                if not self._path.parent.is_dir():
-                    raise JournalRefused(f"{self._path}: there is no such directory; create it")
-                raise JournalRefused(f"{self._path}: there is no such file; {CREATED_BY}")
-            with suppress(FileExistsError):  # with O_EXCL, which does not follow a symbolic link
-                file = os.path.realpath(self._path)
-                os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            db = sqlite3.connect(
-                self._path,
-                timeout=self._busy_s,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-            try:
-                self._prepare(db)
-            except BaseException:
-                db.close()
-                raise
+        if not self.creates and not self._path.exists():
+            if not self._path.parent.is_dir():
+                raise JournalRefused(f"{self._path}: there is no such directory; create it")
+            raise JournalRefused(f"{self._path}: there is no such file; {CREATED_BY}")
+        with suppress(FileExistsError):  # with O_EXCL, which does not follow a symbolic link
+            file = os.path.realpath(self._path)
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        db = sqlite3.connect(
+            self._path,
+            timeout=self._busy_s,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            self._prepare(db)
+        except BaseException:
+            db.close()
+            raise
         return db
 
     def _prepare(self, db: sqlite3.Connection) -> None:
@@ -438,16 +441,6 @@ class SqliteJournal(SqlJournal):
             else:
                 return
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Raise errors of SQLite and of the system as those of journals."""
-        try:
-            yield
-        except JournalError:  # which may be an OSError
-            raise
-        except (sqlite3.Error, OSError) as error:
-            raise self._error(error) from error
-
     def _error(self, error: Exception) -> JournalError:
         name = getattr(error, "sqlite_errorname", "")
         kind = "_".join(name.split("_")[:2])  # without the extension: SQLITE_IOERR_WRITE
@@ -492,17 +485,13 @@ class SqliteJournal(SqlJournal):
 class _Transaction:
     """A transaction. Not by a generator, which takes a tenth of the time of a small transaction."""
 
-    __slots__ = ("_begin", "_connection", "_db", "_translate")
+    __slots__ = ("_begin", "_connection", "_db")
 
     def __init__(
-        self,
-        connection: _SqliteJournalConnection,
-        begin: Callable[[sqlite3.Connection], int],
-        translate: Callable[[Exception], JournalError],
+        self, connection: _SqliteJournalConnection, begin: Callable[[sqlite3.Connection], int]
     ) -> None:
         self._connection = connection
         self._begin = begin
-        self._translate = translate
 
     def __enter__(self) -> tuple[sqlite3.Connection, int]:
         self._db = self._connection.__enter__()
@@ -510,45 +499,45 @@ class _Transaction:
             self._db.execute("BEGIN IMMEDIATE")
             return self._db, self._begin(self._db)
         except BaseException as error:
-            self._roll_back()
-            self._connection.__exit__()
-            self._raise(error)
+            self._end(error)
             raise
 
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
             if error is None:
-                try:
-                    self._db.execute("COMMIT")
-                except BaseException as failure:
-                    self._roll_back()
-                    self._raise(failure)
-                    raise
-            else:
-                self._roll_back()
-                self._raise(error)
+                self._db.execute("COMMIT")
+        except BaseException as failure:
+            error = failure
+            raise
         finally:
-            self._connection.__exit__()
+            self._end(error)
 
-    def _roll_back(self) -> None:
-        with suppress(sqlite3.Error):  # if the disk is full, SQLite has perhaps done so
-            self._db.execute("ROLLBACK")
-
-    def _raise(self, error: BaseException) -> None:
-        """Raise an error of SQLite and of the system as that of a journal."""
-        is_own = isinstance(error, JournalError)  # which may be an OSError
-        if isinstance(error, (sqlite3.Error, OSError)) and not is_own:
-            raise self._translate(error) from error
+    def _end(self, error: BaseException | None) -> None:
+        try:
+            if error is not None:
+                with suppress(sqlite3.Error):  # if the disk is full, SQLite has perhaps done so
+                    self._db.execute("ROLLBACK")
+        finally:
+            self._connection.__exit__(None, error, None)
 
 
 class _SqliteJournalConnection(SqliteConnection):
-    """A connection that is opened when it is used, again after a fork or for another file."""
+    """A connection that is opened when it is used, again after a fork or for another file.
+
+    Errors of SQLite and of the system are raised as those of journals.
+    """
 
     _locks_when_idle = True
 
-    def __init__(self, path: Path, connect: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        connect: Callable[[], sqlite3.Connection],
+        translate: Callable[[Exception], JournalError],
+    ) -> None:
         super().__init__(path)
         self._connect = connect
+        self._translate = translate
         self._file: FileId | None = None
 
     def __enter__(self) -> sqlite3.Connection:
@@ -558,12 +547,15 @@ class _SqliteJournalConnection(SqliteConnection):
             if self._db is not None and not self._is_same_file():
                 self._close()
             return self._db or self._open()
-        except BaseException:
-            self._release()
+        except BaseException as error:
+            self.__exit__(None, error, None)
             raise
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._release()
+        is_own = isinstance(error, JournalError)  # which may be an OSError
+        if isinstance(error, (sqlite3.Error, OSError)) and not is_own:
+            raise self._translate(error) from error
 
     def _open(self) -> sqlite3.Connection:
         if self._is_used_by_parent():

@@ -30,14 +30,13 @@ def journal(path, opened):
 
 
 class Connection(sqlite3.Connection):
-    """A connection on which Ctrl-C can come when a transaction has begun."""
+    """A connection on which a test does something, or fails, after a statement."""
 
-    is_interrupted = False
+    executed = staticmethod(lambda statement: None)
 
     def execute(self, statement, *given):
         cursor = super().execute(statement, *given)
-        if self.is_interrupted and statement == "BEGIN IMMEDIATE":
-            raise KeyboardInterrupt
+        self.executed(statement)
         return cursor
 
 
@@ -132,6 +131,21 @@ def test_a_file_that_was_deleted_is_created_again(journal, path, names):
     journal.append([new_call(2)])
     assert bodies_of(journal.select(Filter())) == [2]
     assert path.exists()
+
+
+def test_a_file_that_is_deleted_while_it_is_opened_is_refused(
+    journal, path, connections, monkeypatch
+):
+    def delete(statement):
+        if "pragma_database_list" in statement:
+            path.unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "executed", staticmethod(delete))
+        with pytest.raises(JournalRefused, match="No such file"):
+            journal.append([new_call(1)])
+    journal.append([new_call(2)])
+    assert bodies_of(journal.select(Filter())) == [2]
 
 
 def test_a_file_that_was_replaced_is_opened(journal, path, tmp_path, opened):
@@ -302,14 +316,34 @@ def test_a_long_scan_does_not_delay_workers(journal, connections):
 
 
 def test_an_interrupted_request_leaves_no_transaction_open(journal, connections):
+    def interrupt(statement):
+        if statement == "BEGIN IMMEDIATE":
+            raise KeyboardInterrupt
+
     journal.append([new_call()])
     (db,) = connections
-    db.is_interrupted = True
+    db.executed = interrupt
     with pytest.raises(KeyboardInterrupt):
         journal.append([new_call()])
     assert not db.in_transaction
-    db.is_interrupted = False
+    del db.executed
     journal.append([new_call()])
+
+
+def test_calls_that_were_deleted_before_the_disk_was_full_count(journal, connections, set_limit):
+    error, begun = sqlite3.OperationalError("database or disk is full"), []
+    error.sqlite_errorname = "SQLITE_FULL"
+
+    def fail_once(statement):
+        if statement == "BEGIN IMMEDIATE":
+            begun.append(statement)
+            if len(begun) == 2:
+                raise error
+
+    set_limit("journal.sqlite.CHUNK", 2)
+    journal.append([new_call(number) for number in range(5)])
+    connections[0].executed = fail_once
+    assert journal.delete(Filter()) == 5
 
 
 def test_a_path_below_a_home_directory_that_is_unknown_is_refused(monkeypatch):
