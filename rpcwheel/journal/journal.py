@@ -443,7 +443,11 @@ class Journal:
 
     def ensure_counted(self, *, block: bool) -> None:
         """Count the calls if that was never tried: now, or on a worker thread."""
-        self.counts.ensure(block=block and not self._is_interrupted())
+        if block and not self._is_interrupted():
+            with self.beside():  # a signal handler must not wait for the count that it interrupts
+                self.counts.ensure(block=True)
+        else:
+            self.counts.ensure(block=False)
 
     # --- The end ---
 

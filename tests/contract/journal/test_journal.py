@@ -562,6 +562,21 @@ def test_a_call_that_fails_in_a_signal_handler_while_its_thread_reads_is_refused
     assert "handler" not in [call.key for call in stored(url)]
 
 
+def test_a_count_in_a_signal_handler_does_not_wait_for_the_count_that_it_interrupts(
+    journal, script
+):
+    handled = []
+
+    def handle():
+        del script["depths"]
+        journal.ensure_counted(block=True)
+        handled.append(1)
+
+    script["depths"] = handle
+    journal.ensure_counted(block=True)
+    assert handled
+
+
 def test_max_pending_limits_the_calls_also_during_a_long_request_beside(journal, url):
     store(url, count=5)
     with journal.beside(), pytest.raises(JournalFull):
