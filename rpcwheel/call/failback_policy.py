@@ -213,7 +213,9 @@ class FailbackPolicy(Policy):
     @model_validator(mode="after")
     def _check_for_journal(self) -> Self:
         names = [
-            name for name in ("max_age", "order_key", "target") if name in self.model_fields_set
+            name
+            for name in ("max_age", "order_key", "target")
+            if name in self.model_fields_set and getattr(self, name) is not None
         ]
         if names and self.journal is None:
             raise ValueError(f"{', '.join(names)}: has an effect only with `journal`")

@@ -15,7 +15,6 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
-    Final,
     Generic,
     Literal,
     ParamSpec,
@@ -75,59 +74,44 @@ class FailbackFunction(Protocol[P, R_co, InvokerT_co]):
 
 
 class _Settings(TypedDict, total=False):
-    """The arguments of `with_failback` besides `retry_on` and `default`."""
+    """The settings of `FailbackPolicy` that functions have, besides `retry_on` and `default`."""
 
     max_attempts: int | None
     backoff: Duration | WaitBaseT
     stop: StopBaseT | None
     max_pending: int
-    timer: Timer | None
+    overflow: Literal["raise", "drop"]
+    rate: float | None
+    max_in_flight: int | None
+    name: str | None
     journal: str | None
     max_age: Duration
     order_key: str | Callable[..., str | None] | None
-    name: str | None
-    overflow: Literal["raise", "drop"]
     dead_letter: Callable[[FailedCall], object] | None
 
 
-class _Default(int):
-    """A default of `FailbackPolicy`, to be distinguished from the same number that the user gave.
-
-    It is an `int`, so that `help()` shows it.
-    """
-
-
-_MAX_ATTEMPTS: Final = _Default(4)
-_MAX_PENDING: Final = _Default(100)
-_MAX_AGE: Final = _Default(86_400)
-_MISSING: Final = object()
-
-
 @overload
 def with_failback(
-    *, retry_on: object, default: None = None, **settings: Unpack[_Settings]
+    *,
+    retry_on: object,
+    default: None = None,
+    timer: Timer | None = None,
+    **settings: Unpack[_Settings],
 ) -> _Decorator[None]: ...
 @overload
 def with_failback(
-    *, retry_on: object, default: DefaultT, **settings: Unpack[_Settings]
+    *,
+    retry_on: object,
+    default: DefaultT,
+    timer: Timer | None = None,
+    **settings: Unpack[_Settings],
 ) -> _Decorator[DefaultT]: ...
 def with_failback(
     bare: object = None,  # the function, if the decorator is used without parentheses: an error
     /,
     *,
-    retry_on: object = _MISSING,
-    max_attempts: int | None = _MAX_ATTEMPTS,
-    backoff: Duration | WaitBaseT = 5.0,
-    stop: StopBaseT | None = None,
-    default: object = None,
-    max_pending: int = _MAX_PENDING,
     timer: Timer | None = None,
-    journal: str | None = None,
-    max_age: Duration = _MAX_AGE,
-    order_key: str | Callable[..., str | None] | None = None,
-    name: str | None = None,
-    overflow: Literal["raise", "drop"] = "raise",
-    dead_letter: Callable[[FailedCall], object] | None = None,
+    **settings: Any,
 ) -> object:
     """Decorate a function so that failed calls of it are retried in the background.
 
@@ -147,32 +131,15 @@ def with_failback(
     Protobuf messages among the arguments are copied when the function has returned or raised. Do
     not change other arguments while the call is queued.
 
+    With `journal`, failed calls survive the process. Pydantic must be able to write the arguments
+    as JSON. Calls that an earlier process has left are delivered from the first call of the
+    function on, or from `failback.start()`.
+
     Args:
         bare: Not for users; only settings by name are allowed.
-        retry_on: Exception types, gRPC status codes or their names, predicates, tenacity
-            `retry_if_*` objects, or a set, tuple or list of these. It has no default: only you
-            know what may be executed twice.
-        max_attempts: How many attempts a call gets, the first one included. None: no limit. If
-            `stop` is given and this is not, `stop` alone decides.
-        backoff: The wait before each further attempt: seconds or a `timedelta`, of which half is
-            random, or a tenacity `wait_*` object, such as `wait_fixed(5)` for an exact wait.
-        stop: A tenacity `stop_*` object.
-        default: What the caller of a queued call gets.
-        max_pending: How many calls may be queued at once.
         timer: Any rpcwheel timer; None takes `shared_timer()` when the first call is queued.
-        journal: The URL of a journal, in which failed calls survive the process:
-            `"sqlite:///var/lib/shop/failback.db"`. Then `max_attempts` has no default, pydantic
-            must be able to write the arguments as JSON, and calls that an earlier process has left
-            are delivered from the first call of the function on, or from `failback.start()`. None:
-            the queue is in memory.
-        max_age: With a journal: seconds after which a call is given up.
-        order_key: With a journal: the name of the argument, or a function of the arguments, whose
-            value calls have in common that are delivered in order.
-        name: For events and logs; None takes the function's.
-        overflow: What happens if a call fails while `max_pending` calls are queued. "raise":
-            `FailbackFull` is raised, chained to the call's error. "drop": the caller gets
-            `default`, and the call is discarded, with an event and an error log.
-        dead_letter: Called as `dead_letter(failed_call)` with each call that is given up.
+        **settings: Those of `FailbackPolicy` but `metadata` and `target`. `retry_on` has no
+            default: only you know what may be executed twice.
 
     Returns:
         A decorator. The decorated function is called like the function. If the function returns a
@@ -188,24 +155,11 @@ def with_failback(
     """
     if bare is not None:
         raise TypeError("with_failback needs its settings first: @with_failback(retry_on=...)")
-    settings: dict[str, Any] = {
-        "backoff": backoff,
-        "stop": stop,
-        "default": default,
-        "journal": journal,
-        "name": name,
-        "overflow": overflow,
-        "dead_letter": dead_letter,
-    }
-    if retry_on is not _MISSING:
-        settings["retry_on"] = retry_on
-    with_defaults = (
-        ("max_attempts", max_attempts, _MAX_ATTEMPTS),
-        ("max_pending", max_pending, _MAX_PENDING),
-        ("max_age", max_age, _MAX_AGE),
-        ("order_key", order_key, None),
-    )
-    settings |= {setting: value for setting, value, usual in with_defaults if value is not usual}
+    for other in ("metadata", "target"):
+        if other in settings:
+            raise TypeError(
+                f"with_failback has no setting {other}, because functions have no channel"
+            )
     return _Decorator(FailbackPolicy(**settings), timer)
 
 

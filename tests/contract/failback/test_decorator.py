@@ -16,7 +16,6 @@ from fixtures.grpc_servers import METHOD, requests_of
 from fixtures.waiting import aio_wait_until, wait_until
 from rpcwheel import with_breaker
 from rpcwheel.errors import FailbackClosed
-from rpcwheel.events import FailbackDropped, FailbackQueued
 from rpcwheel.failback import FailbackInvoker, aio, with_failback
 
 # --- The decorated function ---
@@ -113,44 +112,6 @@ def test_the_queue_has_the_name_of_the_function_or_the_given_one(decorate):
 
 
 # --- Settings ---
-
-
-def test_every_setting_reaches_the_queue(timer, events):
-    function, dead = FlakyFunction(*[ConnectionError()] * 9), []
-    push = with_failback(
-        retry_on=ConnectionError,
-        max_attempts=2,
-        backoff=tenacity.wait_fixed(1.5),
-        default="later",
-        max_pending=1,
-        name="audit",
-        overflow="drop",
-        dead_letter=dead.append,
-        timer=timer,
-    )(function)
-    assert [push(), push()] == ["later", "later"]
-    assert [(type(event), event.name) for event in events] == [
-        (FailbackQueued, "audit"),
-        (FailbackDropped, "audit"),
-    ]
-    timer.advance(1.25)
-    assert len(function.calls) == 2
-    timer.advance(0.25)
-    assert wait_until(lambda: push.failback.pending == 0)
-    assert len(function.calls) == 3
-    assert dead[0].attempts == 2
-
-
-def test_stop_replaces_the_default_of_max_attempts_but_not_a_given_4(timer):
-    for given, attempts in (({}, 7), ({"max_attempts": 4}, 4)):
-        function = FlakyFunction(*[OSError()] * 60)
-        stop = tenacity.stop_after_delay(6)
-        push = with_failback(retry_on=OSError, backoff=1, stop=stop, timer=timer, **given)(function)
-        push()
-        while push.failback.pending:
-            timer.advance(1)
-            wait_until(lambda push=push: all_wait(push.failback))
-        assert len(function.calls) == attempts
 
 
 def test_a_queued_call_waits_for_an_open_circuit_breaker(timer):
