@@ -192,19 +192,6 @@ def test_close_ends_as_soon_as_all_calls_are_delivered(world, new_failback, flak
     assert len(function.calls) == 2
 
 
-def test_after_close_only_calls_that_would_be_queued_raise_failback_closed(
-    world, new_failback, flaky
-):
-    failback, error = new_failback(), ConnectionError("late")
-    world.do(failback.close)
-    assert world.do(failback.invoke, flaky(), 1) == (1,)
-    with pytest.raises(FailbackClosed) as caught:
-        world.do(failback.invoke, flaky(error))
-    assert caught.value.__cause__ is error
-    with pytest.raises(ValueError, match="mine"):
-        world.do(failback.invoke, flaky(ValueError("mine")))
-
-
 @pytest.mark.parametrize("method", ["flush", "close"])
 def test_an_attempt_that_waits_for_its_own_queue_gets_an_error(
     world, new_failback, events, method, run_until_empty

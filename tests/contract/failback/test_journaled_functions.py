@@ -9,7 +9,7 @@ from functools import wraps
 import pytest
 from pydantic import BaseModel
 
-from fixtures.failback_queues import in_world
+from fixtures.failback_queues import FlakyFunction, in_world
 from fixtures.journals import store, stored, wait_for_dead, wait_for_none
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import ConfigurationError
@@ -62,41 +62,16 @@ def journaled_in_world(world, journaled):
     return decorate
 
 
-class Flaky:
-    """A function that raises errors one by one, and records its calls with their keys."""
-
-    def __init__(self, *errors):
-        self.errors = list(errors)
-        self.calls = []
-        self.keys = []
-
-    def call(self, *args):
-        self.calls.append(args)
-        self.keys.append(idempotency_key())
-        if self.errors:
-            raise self.errors.pop(0)
-        return "done"
-
-    @property
-    def function(self):
-        """The same as a function, because a method cannot have a journal."""
-
-        def function(*args):
-            return self.call(*args)
-
-        return function
-
-
 # --- Delivery ---
 
 
 def test_a_call_is_stored_before_its_caller_is_answered_and_then_delivered(
     world, journaled_in_world, url
 ):
-    flaky = Flaky(ConnectionError("busy"), ConnectionError())
+    flaky = FlakyFunction(ConnectionError("busy"), ConnectionError())
 
     def function(order: Order, *lines: Line, note: bytes = b"", **others: int):
-        return flaky.call(order, lines, note, others)
+        return flaky(order, lines, note, others)
 
     def order_key(order, *lines, **others):
         return order.number
@@ -116,19 +91,19 @@ def test_a_call_is_stored_before_its_caller_is_answered_and_then_delivered(
     assert len(set(flaky.keys)) == 1
     assert stored(url) == []
     assert push.failback.stats().redelivered == 1
-    assert world.do(push, Order(number=2)) == "done"
+    assert world.do(push, Order(number=2)) == (Order(number=2), (), b"", {})
 
 
 def test_flush_returns_false_if_the_queue_is_closed_meanwhile(world, journaled_in_world, script):
-    failback = journaled_in_world(Flaky().function).failback
+    failback = journaled_in_world(FlakyFunction()).failback
     script["retry"] = lambda: world.do(failback.close, 0)
     assert world.do(failback.flush) is False  # though it has no timeout
 
 
 def test_calls_of_an_earlier_process_are_delivered_after_start(journaled, url):
     store(url, queue="push", method="push", body=StoredFunction(b'{"number": 1}').encoded())
-    flaky = Flaky()
-    push = journaled(lambda number: flaky.call(number, 0))
+    flaky = FlakyFunction()
+    push = journaled(lambda number: flaky(number, 0))
     assert push.failback.pending == 1
     push.failback.start()
     wait_for_none(url)
@@ -141,17 +116,17 @@ def test_a_stop_object_that_raises_makes_a_dead_letter(journaled, url):
             raise RuntimeError("\udcff")
         return False
 
-    journaled(Flaky(*[ConnectionError()] * 3).function, stop=stop)()
+    journaled(FlakyFunction(*[ConnectionError()] * 3), stop=stop)()
     assert "`stop` raised RuntimeError(" in wait_for_dead(url)[0].reason
 
 
 def test_a_function_that_returns_a_future_is_delivered(journaled, url):
-    flaky = Flaky(ConnectionError(), ConnectionError())
+    flaky = FlakyFunction(ConnectionError(), ConnectionError())
 
     def push(number: int):
         future = Future()
         try:
-            future.set_result(flaky.call(number))
+            future.set_result(flaky(number))
         except ConnectionError as error:
             future.set_exception(error)
         return future
@@ -220,7 +195,8 @@ def notes_of(call, *args):
 
 def test_a_call_that_cannot_be_stored_raises_its_own_error_with_a_note(journaled, url, events):
     def failing(argument, *, order_key=None):
-        push = journaled(lambda one: Flaky(ConnectionError()).call(one), order_key=order_key)
+        fails = FlakyFunction(ConnectionError())
+        push = journaled(lambda one: fails(one, 0), order_key=order_key)
         return notes_of(push, argument)
 
     assert "push: not queued, the argument 'one' cannot be stored" in failing(object())
@@ -232,10 +208,10 @@ def test_a_call_that_cannot_be_stored_raises_its_own_error_with_a_note(journaled
 
 
 def test_a_call_that_is_enqueued_is_delivered(journaled, url):
-    flaky = Flaky()
+    flaky = FlakyFunction()
 
     def push(number: int) -> None:
-        flaky.call(number)
+        flaky(number)
 
     failback = journaled(push).failback
     assert failback.enqueue(ConnectionError(), push, 7) == "queued"
@@ -285,11 +261,11 @@ def test_functions_of_two_modules_with_one_wrapper_need_two_names(journaled, tmp
 def test_only_the_registered_function_can_be_stored(url):
     policy = FailbackPolicy(retry_on=ConnectionError, journal=url)
     with FailbackInvoker(policy) as failback:
-        flaky = Flaky(*[ConnectionError() for _ in range(2)])
+        flaky = FlakyFunction(*[ConnectionError() for _ in range(2)])
         note = "not queued, only calls of functions decorated by with_failback"
-        assert note in notes_of(failback.invoke, flaky.call)
+        assert note in notes_of(failback.invoke, flaky)
         failback.register(lambda: None)
-        assert note in notes_of(failback.invoke, flaky.call)
+        assert note in notes_of(failback.invoke, flaky)
     in_memory = FailbackInvoker(FailbackPolicy(retry_on=OSError))
     with pytest.raises(TypeError, match="its policy has no journal"):
         in_memory.register(print)
@@ -312,7 +288,7 @@ def test_an_error_with_any_text_can_be_stored(journaled, url):
 
     texts = ["\udcff\0" + "x" * 1000, "", "é"]
     push = journaled(
-        Flaky(*map(ConnectionError, texts), Odd()).function, backoff=60, name="push", default=1
+        FlakyFunction(*map(ConnectionError, texts), Odd()), backoff=60, name="push", default=1
     )
     for _ in range(4):
         assert push() == 1
@@ -326,8 +302,8 @@ def test_an_error_with_any_text_can_be_stored(journaled, url):
 
 
 def test_a_function_that_raises_cancelled_error_has_limited_attempts(journaled, url):
-    flaky = Flaky(*[CancelledError()] * 5)
-    journaled(flaky.function, retry_on=CancelledError, max_attempts=3)()
+    flaky = FlakyFunction(*[CancelledError()] * 5)
+    journaled(flaky, retry_on=CancelledError, max_attempts=3)()
     (call,) = wait_for_dead(url)
     assert (call.attempts, len(flaky.calls)) == (3, 3)
 
@@ -344,7 +320,7 @@ def test_flush_inside_the_dead_letter_hook_of_an_expired_call_is_refused(journal
 
     body = StoredFunction(b"{}").encoded()
     store(url, queue="push", method="push", key="key-1", body=body, max_age_s=0.0)
-    push = journaled(Flaky().function, dead_letter=hook)
+    push = journaled(FlakyFunction(), dead_letter=hook)
     push.failback.start()
     with pytest.raises(RuntimeError, match="would wait for itself"):
         flushed.result(WAIT_S)

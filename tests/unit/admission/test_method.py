@@ -53,9 +53,9 @@ def target(timer):
     return Breakers().admission("shop:1", timer)
 
 
-def admission_of(timer, **settings):
+def admission_of(timer, *, is_stream=False, **settings):
     client = Breakers().admission("shop:1", timer)
-    return client.method("/shop.Orders/Get", AdmissionSettings(**settings))
+    return client.method("/shop.Orders/Get", AdmissionSettings(**settings), is_stream=is_stream)
 
 
 class Attempts:
@@ -465,9 +465,7 @@ def half_open(timer, *, is_stream, rate=None):
         open_duration=5.0,
         health_check=False,
     )
-    client = Breakers([breaker]).admission("shop:1", timer)
-    settings = AdmissionSettings(breaker=breaker, rate=rate)
-    admission = client.method("/shop.Orders/Watch", settings, is_stream=is_stream)
+    admission = admission_of(timer, is_stream=is_stream, breaker=breaker, rate=rate)
     admission.end(admission.enter(), "UNAVAILABLE")
     timer.advance(5.0)
     return admission
@@ -537,6 +535,64 @@ def test_a_stream_is_never_slow(timer):
     timer.advance(0.2)
     admission.end(stream, "OK")
     assert admission.breaker.state is BreakerState.CLOSED
+
+
+def run_streams(method, timer, code, seconds, number):
+    """Let streams run one after the other; returns how many of them were sent."""
+    sent = 0
+    for _ in range(number):
+        entered = method.enter()
+        timer.advance(seconds)
+        if isinstance(entered, Admitted):
+            sent += 1
+            method.end(entered, code)
+    return sent
+
+
+@pytest.mark.parametrize("seconds", [0.5, 2.0, 5.0])
+def test_streams_that_fail_late_are_throttled(timer, seconds):
+    """They are not accepted by the server: a proxy cannot reach it."""
+    method = admission_of(timer, is_stream=True, throttle=ThrottlePolicy(window=60.0))
+    assert run_streams(method, timer, "UNAVAILABLE", seconds, 200) < 80
+
+
+def test_streams_that_go_on_let_others_be_sent(timer):
+    method = admission_of(timer, is_stream=True, throttle=ThrottlePolicy(window=10.0))
+    run_streams(method, timer, "UNAVAILABLE", 0.1, 100)
+    assert method.status().rejection > 0.9
+    for _ in range(1000):
+        entered = method.enter()  # goes on, if it is sent
+        timer.advance(0.05)
+    assert isinstance(entered, Admitted)
+    assert method.status().rejection == 0.0
+
+
+@pytest.mark.parametrize("throttle", [None, ThrottlePolicy()], ids=["breaker", "and throttle"])
+def test_streams_that_are_lost_with_one_server_after_another_are_sent_again(timer, throttle):
+    """None of them has ended: they go on until their server is restarted."""
+    method = admission_of(timer, is_stream=True, breaker=BreakerPolicy(), throttle=throttle)
+    timer.advance(100.0)
+    for _ in range(5):
+        streams = [method.enter() for _ in range(200)]
+        assert all(isinstance(stream, Admitted) for stream in streams)
+        timer.advance(20.0)
+        for number, stream in enumerate(streams):
+            timer.advance(0.001 if number < 2 else 0.0)
+            method.end(stream, "UNAVAILABLE")
+    assert method.breaker.state is BreakerState.CLOSED
+
+
+def test_a_stream_that_has_counted_for_the_throttle_counts_for_the_breaker_when_it_ends(timer):
+    policy = BreakerPolicy(window_calls=10, minimum_calls=10)
+    method = admission_of(
+        timer,
+        is_stream=True,
+        breaker=policy,
+        throttle=ThrottlePolicy(window=60.0, multiplier=100.0),
+    )
+    run_streams(method, timer, "UNAVAILABLE", 0.1, 1)
+    run_streams(method, timer, "INTERNAL", 3.0, 9)
+    assert method.breaker.state is BreakerState.OPEN
 
 
 def test_a_health_check_of_an_earlier_outage_decides_nothing(timer):
@@ -738,9 +794,8 @@ def test_breakers_are_listed_while_methods_are_called_for_the_first_time(timer):
     [("adaptive", False, 20), ("adaptive", True, 99), (3, True, 3)],
 )
 def test_an_adaptive_concurrency_limit_does_not_apply_to_streams(timer, max_calls, is_stream, sent):
-    settings = AdmissionSettings(concurrency=ConcurrencyPolicy(max_calls=max_calls))
-    client = Breakers().admission("shop:1", timer)
-    admission = client.method("/shop.Orders/Watch", settings, is_stream=is_stream)
+    concurrency = ConcurrencyPolicy(max_calls=max_calls)
+    admission = admission_of(timer, is_stream=is_stream, concurrency=concurrency)
     results = [admission.enter() for _ in range(99)]
     assert sum(isinstance(result, Admitted) for result in results) == sent
 
