@@ -211,39 +211,43 @@ def or_short(kind: type[Policy]) -> object:
     field = kind.model_fields[str(kind.short)]
     number = "seconds (a number)" if timedelta in types_in(field.annotation) else "a number"
 
-    def convert(value: object) -> object:
-        if value is None or isinstance(value, (kind, dict)):
-            return value
+    def check(value: object) -> object:
         if isinstance(value, (int, float, timedelta)) and not isinstance(value, bool):
-            return checked(lambda number: kind(**{str(kind.short): number}), value)
-        problem = (
+            return value
+        raise TypeError(
             f"it must be {number} or {_a(kind.__name__)} (in a file a table such as "
             f"{{{kind.short} = 2}}), not {shown(value)}"
         )
-        raise PydanticCustomError("own_type", "{problem}", {"problem": problem})
 
     may_be_zero = WithJsonSchema(_DELAY) in field.metadata
-    return OrShort(convert, (_DELAY if may_be_zero else _SECONDS,))
+    return OrShort(kind, check, (_DELAY if may_be_zero else _SECONDS,))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrShort:
-    """A `BeforeValidator` of pydantic whose JSON schema also allows the values for it."""
+    """Lets pydantic accept a value for `Policy.short` in place of a policy, also by its schema."""
 
-    validate: Callable[[object], object]
-    short: tuple[dict[str, object], ...]
-    """The schemas of these values."""
+    kind: type[Policy]
+    check: Callable[[object], object]
+    """Returns such a value; raises TypeError or ConfigurationError, without its place."""
+    schemas: tuple[dict[str, object], ...]
+    """Those of such values."""
+
+    def _convert(self, value: object) -> object:
+        if value is None or isinstance(value, (self.kind, dict)):
+            return value
+        return checked(lambda short: self.kind(**{str(self.kind.short): self.check(short)}), value)
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return no_info_before_validator_function(self.validate, handler(source))
+        return no_info_before_validator_function(self._convert, handler(source))
 
     def __get_pydantic_json_schema__(
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         schema = handler(core_schema)
-        return {"anyOf": [*self.short, *schema.get("anyOf", [schema])]}
+        return {"anyOf": [*self.schemas, *schema.get("anyOf", [schema])]}
 
 
 def _delay(value: object) -> object:

@@ -232,23 +232,17 @@ class ConcurrencyPolicy(Policy):
         return self
 
 
-def _own(policy: type[Policy], kinds: str, value: object) -> object:
-    """Accept the number for which `Policy.short` stands in place of a policy."""
-    if value is None or isinstance(value, (policy, dict)):
-        return value
+def _number(kinds: str, value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return checked(partial(_refuse, kinds), value)
-    return policy(**{str(policy.short): value})
-
-
-def _refuse(kinds: str, value: object) -> None:
-    raise TypeError(f"it must be {kinds}, not {shown(value)}")
+        raise TypeError(f"it must be {kinds}, not {shown(value)}")
+    return value
 
 
 OwnThrottle = Annotated[
     ThrottlePolicy | None,
     OrShort(
-        partial(_own, ThrottlePolicy, "a multiplier, such as 2.0, or a ThrottlePolicy"),
+        ThrottlePolicy,
+        partial(_number, "a multiplier, such as 2.0, or a ThrottlePolicy"),
         ({"type": "number", "minimum": MIN_MULTIPLIER},),
     ),
 ]
@@ -257,7 +251,8 @@ OwnThrottle = Annotated[
 OwnBreaker = Annotated[
     BreakerPolicy | None,
     OrShort(
-        partial(_own, BreakerPolicy, "a failure rate, such as 0.5, or a BreakerPolicy"),
+        BreakerPolicy,
+        partial(_number, "a failure rate, such as 0.5, or a BreakerPolicy"),
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 1},),
     ),
 ]

@@ -39,17 +39,13 @@ Maximum = Annotated[
 """A maximum number of calls that run at the same time, or `ADAPTIVE`."""
 
 
-def _or_maximum(policy: type[Policy], value: object) -> object:
-    if value is None or isinstance(value, (policy, dict)):
-        return value
-    kinds = f'"adaptive", a number of calls, or a {policy.__name__}'
-    return policy(**{str(policy.short): checked(partial(_maximum, kinds=kinds), value)})
-
-
 def or_maximum(policy: type[Policy]) -> OrShort:
     """Accept a `Maximum`, which is the setting `Policy.short`, in place of a policy."""
+    kinds = f'"adaptive", a number of calls, or a {policy.__name__}'
     return OrShort(
-        partial(_or_maximum, policy), ({"const": ADAPTIVE}, {"type": "integer", "minimum": 1})
+        policy,
+        partial(_maximum, kinds=kinds),
+        ({"const": ADAPTIVE}, {"type": "integer", "minimum": 1}),
     )
 
 

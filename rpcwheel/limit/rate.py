@@ -60,14 +60,9 @@ class RatePolicy(Policy):
     `"target"`, those of all methods of a target that have this policy."""
 
 
-def _policy(value: object) -> object:
-    """Accept a number in place of a policy."""
-    if value is None or isinstance(value, (RatePolicy, dict)):
-        return value
-    return RatePolicy(rate=checked(partial(_rate, or_policy=True), value))
-
-
-Rate = Annotated[RatePolicy | None, OrShort(_policy, (RATE_SCHEMA,))]
+Rate = Annotated[
+    RatePolicy | None, OrShort(RatePolicy, partial(_rate, or_policy=True), (RATE_SCHEMA,))
+]
 """A `RatePolicy`, or its `rate`."""
 
 
