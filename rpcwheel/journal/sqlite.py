@@ -334,12 +334,13 @@ class SqliteJournal(SqlJournal):
         """Return the time of a transaction. If the clock was set back, correct the file first."""
         now_ms = self._now_ms()
         if not self._latest_ms <= now_ms < self._latest_ms + CLOCK_MS:
-            back_ms = _latest_ms(db) - now_ms
+            # Not the time that is stored below: this transaction may be rolled back.
+            self._latest_ms = _latest_ms(db)
+            back_ms = self._latest_ms - now_ms
             if back_ms > CLOCK_MS:
                 db.execute("UPDATE call SET due_ms = due_ms - ? WHERE state < 3", (back_ms,))
                 db.execute("UPDATE worker SET ends_ms = ends_ms - ?", (back_ms,))
             db.execute("UPDATE clock SET latest_ms = ?", (now_ms,))
-            self._latest_ms = now_ms
         return now_ms
 
     def _make_room(self) -> bool:

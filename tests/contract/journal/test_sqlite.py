@@ -122,6 +122,27 @@ def test_a_clock_that_is_set_back_delays_neither_takeovers_nor_calls(path, opene
     assert all(call.age_s >= 0 for call in journal.select(Filter()))
 
 
+def test_a_call_is_not_moved_if_the_first_request_after_the_clock_was_set_back_has_failed(
+    journal, connections
+):
+    def fail(statement):
+        if statement.startswith("INSERT INTO call"):
+            raise sqlite3.OperationalError
+
+    now_s = [1_800_000_000.0]
+    journal.clock = lambda: now_s[0]
+    journal.append([new_call(1)])
+    now_s[0] -= 3600.0
+    connections[0].executed = fail
+    with pytest.raises(JournalRefused):
+        journal.append([new_call(2)])
+    del connections[0].executed
+    journal.append([new_call(3, delay_s=60.0)])
+    now_s[0] += 2.0
+    journal.append([new_call(4)])
+    assert [round(call.due_s) for call in journal.select(Filter())] == [-2, 58, 0]
+
+
 @pytest.mark.parametrize("names", [[""], ["", "-wal", "-shm"]])
 def test_a_file_that_was_deleted_is_created_again(journal, path, names):
     journal.append([new_call(1)])
