@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from fixtures.clients import WAYS, held, in_every_way, ways
-from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Fail, Hang, Silent
+from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import wait_until
 from fixtures.ways import open_in_kit, open_intercepted
 from fixtures.worlds import METHODS, RETRY, only_aio
@@ -138,50 +138,6 @@ def test_messages_that_are_too_large_say_nothing_about_the_load_of_the_server(cl
         assert error.code() is RESOURCE_EXHAUSTED
         assert "not sent" not in error.details()
     assert client.ask(channel) == b"x"
-
-
-@pytest.mark.parametrize(
-    "details",
-    [
-        "grpc: received message larger than max (6 vs. 5)",
-        "trying to send message larger than max (6 vs. 5)",
-    ],
-)
-@ways("sync blocking", "aio unary")
-def test_messages_that_are_too_large_for_a_server_in_go_do_not_open_the_breaker(
-    shop, client, timer, details
-):
-    breaker = BREAKER.replace(failures=["RESOURCE_EXHAUSTED"])
-    channel = client.open(breaker=breaker, timer=timer, **PLAIN)
-    failure = Fail("RESOURCE_EXHAUSTED", details)
-    shop.then(failure, failure, failure)
-    for _ in range(3):
-        assert client.refused(channel).details() == details
-
-
-@pytest.mark.parametrize(
-    "failure",
-    [
-        Fail(
-            "UNKNOWN", "Exception calling application: Received message larger than max (6 vs. 5)"
-        ),
-        Fail("UNKNOWN", "Received message larger than max (6 vs. 5)"),
-        Fail("RESOURCE_EXHAUSTED", "stock: Received message larger than max (6 vs. 5)"),
-        Fail("RESOURCE_EXHAUSTED", "x" * 20_000),  # more than the client accepts
-        Fail("RESOURCE_EXHAUSTED", "Invalid metadata"),
-        Fail("UNAVAILABLE", "Getting metadata from plugin failed with error: timeout"),
-        Fail("UNAVAILABLE", "Invalid metadata"),
-    ],
-    ids=["raised", "code", "forwarded", "too large", "exhausted", "credentials", "unavailable"],
-)
-@ways("sync blocking", "aio unary")
-def test_failures_with_details_like_those_of_grpc_open_the_breaker(shop, client, timer, failure):
-    breaker = BREAKER.replace(failures=["UNKNOWN", "RESOURCE_EXHAUSTED", "UNAVAILABLE"])
-    channel = client.open(breaker=breaker, timer=timer, **PLAIN)
-    shop.then(failure, failure)
-    for _ in range(2):
-        assert client.refused(channel).code().name == failure.code
-    assert client.refused(channel).details().startswith("not sent: the circuit breaker is open")
 
 
 @in_every_way

@@ -10,6 +10,7 @@ from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import each_kind
 from rpcwheel._grpc.calls import (
     FailureStatus,
+    code_for,
     failure_of,
     has_status,
     is_blocking_unary,
@@ -18,6 +19,7 @@ from rpcwheel._grpc.calls import (
     run_at_end,
 )
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
+from rpcwheel.admission.method import MethodAdmission
 
 
 def test_the_style_of_a_continuation_that_is_not_grpcs_is_unknown():
@@ -56,6 +58,28 @@ def test_a_status_is_read_as_far_as_an_error_has_it():
     whole = FinishedError(grpc.StatusCode.ABORTED, "", initial=pair, trailing=pair)
     assert FailureStatus.of(whole) == (grpc.StatusCode.ABORTED, "", pair, pair)
     assert FailureStatus.of(Numbered("a")) == (grpc.StatusCode.UNKNOWN, "Numbered: a", (), ())
+
+
+LARGER = "essage larger than max (6 vs. 5)"
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "says_nothing"),
+    [
+        ("RESOURCE_EXHAUSTED", f"SERVER: Received m{LARGER}", True),
+        ("RESOURCE_EXHAUSTED", f"grpc: received m{LARGER}", True),  # of a server in Go
+        ("RESOURCE_EXHAUSTED", f"trying to send m{LARGER}", True),
+        ("RESOURCE_EXHAUSTED", f"stock: Received m{LARGER}", False),
+        ("RESOURCE_EXHAUSTED", "Invalid metadata", False),
+        ("INTERNAL", "Invalid metadata", True),
+        ("UNAVAILABLE", "Invalid metadata", False),
+        ("UNKNOWN", f"Received m{LARGER}", False),
+        ("UNKNOWN", f"Exception calling application: Received m{LARGER}", False),
+    ],
+)
+def test_a_call_that_could_not_be_sent_says_nothing_about_its_server(code, details, says_nothing):
+    error = FinishedError(grpc.StatusCode[code], details)
+    assert code_for(MethodAdmission, error) == ("CANCELLED" if says_nothing else code)
 
 
 def test_a_callback_of_run_at_end_does_not_keep_the_call_alive(shop, shop_channel):
