@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 MAX_BATCH: Final = 1000
 """Calls, or results, in one transaction. `PAGE_BYTES` of calls are enough for one, too."""
 
+INTERRUPTED: Final = (
+    "a signal handler or finalizer has interrupted a request on this thread, which must end first"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class DepthStatus(Depth):
@@ -165,10 +169,7 @@ class Journal:
             JournalOutcomeUnknown: It may have been stored, or be stored later.
         """
         if self._is_interrupted():
-            raise JournalUnavailable(
-                f"{self.url}: a signal handler or finalizer has interrupted a request on this "
-                "thread, and cannot store a call before it has ended"
-            )
+            raise JournalUnavailable(f"{self.url}: {INTERRUPTED}")
         can_wait, lock = _can_start_threads(), self._lock  # of the parent, if it forks meanwhile
         is_alone = self.backend.is_file and not self._appends
         if (not can_wait or is_alone) and lock.acquire(blocking=not can_wait):
@@ -409,8 +410,14 @@ class Journal:
 
     @contextmanager
     def beside(self) -> Iterator[JournalBackend]:
-        """Get the backend for requests that need no turn: all but those of calls and workers."""
+        """Get the backend for requests that need no turn: all but those of calls and workers.
+
+        Raises:
+            JournalUnavailable: A signal handler or finalizer has interrupted such a request.
+        """
         thread = threading.get_ident()
+        if thread in self._beside:  # it may have a lock of the backend
+            raise JournalUnavailable(f"{self.url}: {INTERRUPTED}")
         self._beside.add(thread)
         try:
             yield self.backend

@@ -543,7 +543,7 @@ def test_a_call_that_fails_in_a_signal_handler_during_an_append_is_refused(journ
     assert [call.key for call in stored(url)] == ["k"]
 
 
-def test_a_call_that_fails_in_a_signal_handler_while_its_thread_reads_is_refused(journal, url):
+def test_requests_in_a_signal_handler_are_refused_while_its_thread_reads(journal, url):
     store(url)
     clock = journal.backend.clock
     handled = []
@@ -552,6 +552,8 @@ def test_a_call_that_fails_in_a_signal_handler_while_its_thread_reads_is_refused
         handled.append(1)
         with pytest.raises(JournalUnavailable, match="signal handler or finalizer"):
             journal.append_now(new_call(key="handler"), MANY)
+        with pytest.raises(JournalUnavailable, match="signal handler"), journal.beside():
+            pytest.fail("it would wait for the interrupted request")
         return clock()
 
     journal.backend.clock = handle
