@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -290,7 +291,8 @@ class JournalWorker:
         if journal is None:
             return 0
         if not self._closed:
-            journal.counts.count()
+            with suppress(JournalError), journal.beside():
+                journal.counts.count()
         select = self._settings.select
         selected = (depth for depth in journal.counts.depths if select(depth.queue, depth.target))
         return sum(depth.waiting + depth.taken for depth in selected)

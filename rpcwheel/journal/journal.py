@@ -413,11 +413,11 @@ class Journal:
         """Get the backend for requests that need no turn: all but those of calls and workers.
 
         Raises:
-            JournalUnavailable: A signal handler or finalizer has interrupted such a request.
+            JournalUnavailable: A signal handler or finalizer has interrupted a request.
         """
-        thread = threading.get_ident()
-        if thread in self._beside:  # it may have a lock of the backend
+        if self._is_interrupted():  # it may have a lock of the backend
             raise JournalUnavailable(f"{self.url}: {INTERRUPTED}")
+        thread = threading.get_ident()
         self._beside.add(thread)
         try:
             yield self.backend

@@ -537,6 +537,8 @@ def test_a_call_that_fails_in_a_signal_handler_during_an_append_is_refused(journ
     def handle():
         with pytest.raises(JournalUnavailable, match="signal handler or finalizer"):
             journal.append_now(new_call(key="handler"), MANY)
+        with pytest.raises(JournalUnavailable, match="signal handler"), journal.beside():
+            pytest.fail("it may wait for a count of the interrupted request")
 
     script["append"] = handle
     journal.append_now(new_call(), MANY)
