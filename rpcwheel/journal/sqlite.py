@@ -511,7 +511,10 @@ class _Transaction:
             error = failure
             raise
         finally:
-            self._end(error)
+            try:
+                self._end(error)
+            finally:
+                del error  # else a cycle: the error, its traceback, and this frame
 
     def _end(self, error: BaseException | None) -> None:
         try:
