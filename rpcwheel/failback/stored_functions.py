@@ -111,11 +111,15 @@ class FunctionCodec:
         Raises:
             ConfigurationError: It is not; the message names the nearest.
         """
-        parameters = self._signature.parameters
-        if not isinstance(chosen, str) or chosen in parameters:
+        names = [
+            name
+            for name, parameter in self._signature.parameters.items()
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        ]
+        if not isinstance(chosen, str) or chosen in names:
             return
-        near = difflib.get_close_matches(chosen, parameters, n=1)
-        meant = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(parameters)}"
+        near = difflib.get_close_matches(chosen, names, n=1)
+        meant = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
         raise ConfigurationError(
             f"{self.name}: order_key must be the name of an argument, or a function, and there is "
             f"no argument {chosen!r}; {meant}"
