@@ -204,7 +204,8 @@ class JournalWorker:
         """Since when the looks have failed."""
         self._name = secrets.token_hex(8)
         self._starting = threading.Lock()
-        self._lock = threading.Lock()  # of the following; no user code runs under it
+        # Of the following. Reentrant, because a signal handler may ask for the counts.
+        self._lock = threading.RLock()
         self._closed = False
         self._invokers: dict[str, InvokerBase] = {}
         """By the name of the queue: those of gRPC calls, and those of functions."""

@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import closing
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -85,6 +86,17 @@ def interrupt(monkeypatch):
         return threads
 
     return interrupt
+
+
+def test_counts_do_not_wait_for_those_that_a_signal_handler_interrupts(worker):
+    def stats():
+        free = worker._lock.acquire(blocking=False)
+        if free:
+            worker._lock.release()
+        return free
+
+    worker._invokers = {"orders": Mock(stats=stats)}
+    assert worker.stats() == {"orders": True}
 
 
 def test_a_close_that_is_interrupted_while_it_waits_for_the_thread_ends_the_worker(
