@@ -131,15 +131,36 @@ def with_failback(
     Protobuf messages among the arguments are copied when the function has returned or raised. Do
     not change other arguments while the call is queued.
 
-    With `journal`, failed calls survive the process. Pydantic must be able to write the arguments
-    as JSON. Calls that an earlier process has left are delivered from the first call of the
-    function on, or from `failback.start()`.
-
     Args:
         bare: Not for users; only settings by name are allowed.
         timer: Any rpcwheel timer; None takes `shared_timer()` when the first call is queued.
-        **settings: Those of `FailbackPolicy` but `metadata` and `target`. `retry_on` has no
-            default: only you know what may be executed twice.
+        **settings: Those of `FailbackPolicy` but `metadata` and `target`, with its defaults:
+        retry_on: Exception types, gRPC status codes or their names, predicates, tenacity
+            `retry_if_*` objects, or a set, tuple or list of these. It has no default: only you
+            know what may be executed twice.
+        max_attempts: How many attempts a call gets, the first one included; 4 by default. None: no
+            limit. If `stop` is given and this is not, `stop` alone decides.
+        backoff: The wait before each further attempt: seconds or a `timedelta`, of which half is
+            random, or a tenacity `wait_*` object, such as `wait_fixed(5)` for an exact wait; 5.0 by
+            default.
+        stop: A tenacity `stop_*` object.
+        default: What the caller of a queued call gets; None by default.
+        max_pending: How many calls may be queued at once; 100 by default, 1,000,000 with a journal.
+        overflow: What happens if a call fails while `max_pending` calls are queued. "raise", the
+            default: `FailbackFull` is raised, chained to the call's error. "drop": the caller gets
+            `default`, and the call is discarded, with an event and an error log.
+        rate: The largest number of attempts of queued calls a second; None: no limit.
+        max_in_flight: The largest number of such attempts at a time; None: it follows the latency.
+        name: For events and logs; None takes the function's.
+        journal: The URL of a journal, in which failed calls survive the process:
+            `"sqlite:///var/lib/shop/failback.db"`. Then `max_attempts` has no default, pydantic
+            must be able to write the arguments as JSON, and calls that an earlier process has left
+            are delivered from the first call of the function on, or from `failback.start()`. None:
+            the queue is in memory.
+        max_age: With a journal: seconds after which a call is given up; a day by default.
+        order_key: With a journal: the name of the argument, or a function of the arguments, whose
+            value calls have in common that are delivered in order.
+        dead_letter: Called as `dead_letter(failed_call)` with each call that is given up.
 
     Returns:
         A decorator. The decorated function is called like the function. If the function returns a
