@@ -28,6 +28,11 @@ DEADLINE_PASSED: Final = "its deadline passed before the server could begin"
 
 READ_BY_GRPC: Final = ("experimental_non_blocking", "experimental_thread_pool")
 
+DEADLINE_TOLERANCE_S: Final = 0.01
+"""If a call ends before its behavior with less time left than this, it counts as ended by its
+deadline, although the client has canceled it: at the deadline the client cancels too, and its clock
+may be ahead."""
+
 NO_DEADLINE_S: Final = 4e9
 """A longer time remaining means no deadline: it is 9.2e18 s in a threaded server, None in aio."""
 

@@ -199,6 +199,17 @@ def submitted_call(args: tuple[Any, ...]) -> tuple[Any, Any] | None:
     return None
 
 
+def on_end(state: Any, callback: Callable[[], object]) -> None:
+    """Call a function when a call ends that the server has just submitted to its pool.
+
+    Args:
+        state: The state of the call.
+        callback: Runs on the thread that accepts calls.
+    """
+    with state.condition:
+        state.callbacks.append(callback)
+
+
 def end_unserved_call(
     event: Any, state: Any, code: str, details: str, metadata: tuple[tuple[str, str], ...]
 ) -> None:

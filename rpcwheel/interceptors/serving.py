@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import code_name
-from rpcwheel._grpc.handlers import behavior_of, kind_of, late_s, time_left, with_behavior
+from rpcwheel._grpc.handlers import (
+    DEADLINE_TOLERANCE_S,
+    behavior_of,
+    kind_of,
+    late_s,
+    time_left,
+    with_behavior,
+)
 from rpcwheel.call.config import MAX_METHODS, MethodConfigs
 from rpcwheel.call.criticality import read_criticality
 from rpcwheel.call.policy import CallPolicy, checked_calls
@@ -50,11 +57,6 @@ if TYPE_CHECKING:
     from rpcwheel.telemetry.call_counts import MethodCounts
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
-
-DEADLINE_TOLERANCE_S: Final = 0.01
-"""If a call ends before its behavior with less time left than this, it counts as ended by its
-deadline, although the client has canceled it: at the deadline the client cancels too, and its clock
-may be ahead."""
 
 MAX_HANDLERS: Final = 8
 """The handlers of one method that are kept: those of servers that share an interceptor. An

@@ -157,6 +157,7 @@ class LimitedCall:
         "holders",
         "is_extra",
         "is_gone",
+        "is_waiting",
         "limit",
         "method",
         "nonce",
@@ -179,6 +180,8 @@ class LimitedCall:
         self.deadline_ns = NEVER
         self.has_waited = False
         """Whether it was not started when it arrived."""
+        self.is_waiting = False
+        """Whether it is in the queue."""
         self.waits_for_method = False
         """Whether it waits because of its method's own number, and not for the server."""
         self.is_extra = False
@@ -253,6 +256,7 @@ class CallQueue:
 
     def _count(self, call: LimitedCall, number: int) -> None:
         method = call.method
+        call.is_waiting = number > 0
         method.waiting += number
         self.total += number
         self.streams += number * method.is_stream

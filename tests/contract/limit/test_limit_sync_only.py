@@ -420,16 +420,44 @@ def test_a_call_with_less_time_left_than_its_method_takes_is_refused(limited):
 
 @pytest.mark.parametrize("kind", ["stream_unary", "unary_stream"])
 def test_a_stream_that_is_canceled_while_it_waits_for_a_thread_does_not_run(limited, kind):
-    server = limited(workers=1, **PATIENT)
-    server.held(b"hold")
-    (call,) = server.waiting(b"gone", kind=kind)
+    server, gate = limited(workers=1, **PATIENT), Gate()
+    server.pool.submit(gate, b"")
+    call = server.call(b"gone", kind)
+    assert wait_until(lambda: server.status.streams == 1)  # in the queue of the pool
     call.cancel()
-    with contextlib.suppress(grpc.RpcError, grpc.FutureCancelledError):
-        call.result()
-    (last,) = server.waiting(b"last", kind=kind)
-    server.release(b"hold")
-    last.result()
+    unknown = server.call(b"", method="/test.Shop/Unknown")  # the server reads the end before it
+    assert unknown.error().code() is Code.UNIMPLEMENTED
+    gate.opened.set()
+    server.call(b"last", kind).result()
     assert b"gone" not in server.began
+
+
+def test_a_call_that_is_canceled_while_it_waits_is_not_refused_and_leaves_its_place(limited):
+    server = limited(server={"maximum_concurrent_rpcs": 2}, **PATIENT)
+    server.held(b"hold")
+    (gone,) = server.waiting(b"gone")
+    gone.cancel()
+    unknown = server.call(b"", method="/test.Shop/Unknown")  # the server reads the end before it
+    assert unknown.error().code() is Code.UNIMPLEMENTED
+    late = server.call(b"late")
+    server.pool.shutdown(wait=False)
+    assert late.error().code() is Code.UNAVAILABLE
+    assert server.refused == {("critical", "closed"): 1}
+
+
+def test_a_call_that_has_waited_and_is_canceled_before_a_thread_takes_it_leaves_its_place(limited):
+    server, gate = limited(workers=1, **PATIENT), Gate()
+    server.held(b"hold")
+    (gone,) = server.waiting(b"gone")
+    server.pool.submit(gate, b"")
+    server.release(b"hold")
+    assert gate.entered.wait(WAIT_S)
+    assert server.status.running == 1  # in the queue of the pool
+    gone.cancel()
+    unknown = server.call(b"", method="/test.Shop/Unknown")  # the server reads the end before it
+    assert unknown.error().code() is Code.UNIMPLEMENTED
+    gate.opened.set()
+    assert server.call(b"next").result() == b"next"
 
 
 # Other

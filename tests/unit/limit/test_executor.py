@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.small_servers import Gate
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.limit import pause
+from rpcwheel.limit import executor, pause
 from rpcwheel.limit.executor import LimitInterceptor, ServerExecutor
 from rpcwheel.limit.policy import LimitPolicy
 from rpcwheel.limit.server import ServerLimit
@@ -33,8 +33,8 @@ class Server:
         self.limit.begin_pause = lambda now_ns, _: not self.ran[1:] and begin(now_ns, now_ns)
         self.limit.end_pause = lambda *args: self.pause_ended.is_set() and end(*args)
 
-    def arrive(self, name, wait=lambda: None):
-        """A call whose handler waits."""
+    def arrive(self, name, wait=lambda: None, deadline=1e12):
+        """A call whose handler waits. Returns its state, as gRPC has it."""
 
         def serve(*_):
             wait()
@@ -42,8 +42,10 @@ class Server:
 
         context = Context()
         context.run(self._interceptor.intercept_service, lambda _: HANDLER, DETAILS)
-        event = SimpleNamespace(call_details=SimpleNamespace(deadline=1e12))
-        self.executor.submit(context.run, serve, event, SimpleNamespace(client="open"))
+        state = SimpleNamespace(client="open", condition=threading.Lock(), callbacks=[])
+        event = SimpleNamespace(call_details=SimpleNamespace(deadline=deadline))
+        self.executor.submit(context.run, serve, event, state)
+        return state
 
 
 @pytest.fixture
@@ -71,3 +73,18 @@ def test_no_call_is_started_in_a_pause(server):
     server.pause_ended.set()
     assert wait_until(lambda: sorted(server.ran[2:]) == ["second", "third"])
     assert wait_until(lambda: limiter.running == 0)
+
+
+@pytest.mark.parametrize(("deadline", "codes"), [(1e12, []), (0.0, ["UNAVAILABLE"])])
+def test_a_call_that_ends_while_it_waits_is_refused_if_its_deadline_has_passed(
+    server, monkeypatch, deadline, codes
+):
+    """Not if its client has canceled it before."""
+    refused = []
+    monkeypatch.setattr(executor, "end_unserved_call", lambda *args: refused.append(args[2]))
+    for name in ("first", "second"):
+        server.arrive(name, lambda: server.gate.opened.wait(WAIT_S))
+    for callback in server.arrive("third", deadline=deadline).callbacks:
+        callback()
+    server.executor.shutdown(wait=False)
+    assert refused == codes
