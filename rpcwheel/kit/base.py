@@ -511,8 +511,10 @@ class KitBase(
 
         They set the deadline and the criticality of the call in handlers, refuse calls whose
         deadline has passed, and report slow calls. Call it once for each server: with `idle` the
-        first is the server's `ConnectionTable`, and with `limit` they count its calls. For a limit,
-        the `pool` of a server of `grpc` must be `server_executor()`.
+        first is the server's `ConnectionTable`, and with `limit` they count its calls. Put them
+        before all others: a limit has no effect behind an interceptor that runs the others in a
+        task or a `contextvars` context of its own. For a limit, the `pool` of a server of `grpc`
+        must be `server_executor()`.
         """
         interceptors: list[Any] = self._load("interceptors").server_interceptors(
             self._policy, timer=self._timer

@@ -94,9 +94,9 @@ class LimitPolicy(Policy):
     to the rate of the server. None: no limit."""
 
     max_streams: Annotated[StrictInt, Field(ge=1)] | None = None
-    """The number of calls with a response stream that are open at the same time. They do not count
-    for `max_concurrent`, and above the limit they are refused at once, because others may stay open
-    for long. None: no limit."""
+    """The number of calls with a request or response stream that are open at the same time. They do
+    not count for `max_concurrent`, and above the limit they are refused at once, because others may
+    stay open for long. None: no limit."""
 
     max_wait: Seconds | None = None
     """Maximum seconds that a call waits. Once a call was refused because it had waited for too
