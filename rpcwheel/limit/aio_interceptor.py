@@ -158,6 +158,9 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             reason: RefusalReason | None = await call.future
         except asyncio.CancelledError:
             call.is_gone = True
+            with self._limit.lock:
+                if call.is_waiting:
+                    self._limit.limiter.forget(call)
             if not call.future.cancelled() and call.future.result() is None:
                 self._release(call)  # it was started, but did not run
             raise

@@ -348,7 +348,7 @@ def _note_canceled(call: LimitedCall) -> None:
         left_ns = call.deadline_ns - time.monotonic_ns()
         if not call.is_waiting or left_ns <= DEADLINE_TOLERANCE_S * 1e9:
             return
-        call.is_gone = True
+        call.limit.limiter.forget(call)
     call.start.clear()
     call.future.end()
 

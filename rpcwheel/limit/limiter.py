@@ -474,17 +474,16 @@ class Limiter:
     def _take_from(
         self, calls: deque[LimitedCall], now_ns: int, *, newest_first: bool
     ) -> LimitedCall | None:
-        """Return the first of these calls that may run, and remove those that have ended."""
+        """Return the first of these calls that may run, and remove those without time."""
         position, step = (len(calls) - 1, -1) if newest_first else (0, 1)
         while 0 <= position < len(calls):
             call = calls[position]
-            if not call.is_gone:
-                has_room = self._has_room(call)
-                if has_room or call.deadline_ns <= now_ns:
-                    self.refuse_without_time(call, now_ns)
-                if has_room and call.refused is None:
-                    self._count_started(call, now_ns)
-                    return self._queue.pop(calls, position)
+            has_room = self._has_room(call)
+            if has_room or call.deadline_ns <= now_ns:
+                self.refuse_without_time(call, now_ns)
+            if has_room and call.refused is None:
+                self._count_started(call, now_ns)
+                return self._queue.pop(calls, position)
             if call.is_gone:
                 self._queue.pop(calls, position)
                 position += min(step, 0)
@@ -501,14 +500,13 @@ class Limiter:
             ahead += len(calls)  # with those that are more critical
             while calls:
                 call = calls[0]
-                if not call.is_gone:
-                    # Others are less critical, and refused before it.
-                    is_last = ahead == self._queue.total
-                    is_late = is_last and criticality <= self._late and ahead > self.limit
-                    wait_ns = self._late_wait() if is_late else longest_ns
-                    if now_ns - call.arrived_ns <= wait_ns:
-                        break
-                    self._count_late(call, RefusalReason.WAITED, now_ns)
+                # Others are less critical, and refused before it.
+                is_last = ahead == self._queue.total
+                is_late = is_last and criticality <= self._late and ahead > self.limit
+                wait_ns = self._late_wait() if is_late else longest_ns
+                if now_ns - call.arrived_ns <= wait_ns:
+                    break
+                self._count_late(call, RefusalReason.WAITED, now_ns)
                 self._queue.pop(calls)
                 ahead -= 1
 
@@ -535,13 +533,16 @@ class Limiter:
             self._count_refused(call, RefusalReason.DEADLINE)
         call.is_gone = True
 
+    def forget(self, call: LimitedCall) -> None:
+        """Forget a call that waits: its client has canceled it."""
+        calls = self._queue.levels[call.criticality]
+        self._queue.pop(calls, calls.index(call))
+
     def refuse_all(self) -> None:
         """Refuse all waiting calls: the server is being stopped."""
         for calls in self._queue.levels.values():
             while calls:
-                call = self._queue.pop(calls)
-                if not call.is_gone:
-                    self.refuse_closed(call)
+                self.refuse_closed(self._queue.pop(calls))
 
     def refuse_closed(self, call: LimitedCall) -> None:
         """Refuse a call that arrives while the server is being stopped."""

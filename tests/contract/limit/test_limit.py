@@ -229,6 +229,16 @@ def test_a_call_that_ends_while_it_waits_does_not_run(limited, ending):
     assert server.began == [b"hold", b"next"]
 
 
+def test_a_call_that_is_canceled_waits_no_longer(limited):
+    server = limited(**PATIENT)
+    server.held(b"hold")
+    calls = server.waiting(b"1", b"2", b"3")
+    calls[1].cancel()
+    assert wait_until(lambda: server.status.waiting == 2)
+    server.release(b"hold")
+    assert (calls[0].result(), calls[2].result()) == (b"1", b"3")
+
+
 def test_a_client_that_sends_no_request_holds_its_place_until_its_call_ends(world, limited):
     server = limited(**PATIENT)
     silent = world.call(server.channel, "stream_unary", method=UNARY_UNARY, open_requests=True)

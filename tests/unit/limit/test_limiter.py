@@ -429,7 +429,7 @@ def test_quick_calls_are_not_refused_at_once_because_others_wait_for_their_metho
 def test_calls_that_have_gone_or_are_too_old_do_not_count_for_those_that_arrive():
     server = late_server()
     for call in server.waiting("a", "b", "c", "d"):
-        call.is_gone = True
+        server.limiter.forget(call)
     assert refused_at_once(server) == ["e"]
     server.now_ms += 101
     assert not server.arrive("f")[1]
@@ -490,7 +490,7 @@ def test_a_server_is_not_late_for_calls_that_are_more_critical_than_those_refuse
     (gone,) = server.waiting("gone", level=SHEDDABLE)
     server.expire(server.now_ms + 501)
     assert server.refused.pop() == ("late", RefusalReason.WAITED)
-    gone.is_gone = True
+    server.limiter.forget(gone)
     assert refused_at_once(server) == []
 
 
@@ -682,12 +682,12 @@ def test_calls_that_have_gone_are_neither_started_nor_refused():
     server = Server(max_concurrent=1, max_wait=1.0)
     first = server.running("first")
     for call in server.waiting("a", "b"):
-        call.is_gone = True
+        server.limiter.forget(call)
     server.waiting("c")
     assert server.end(first) == ["c"]
     assert server.limiter.waiting == 0
     (gone,) = server.waiting("d")
-    gone.is_gone = True
+    server.limiter.forget(gone)
     server.expire(9999)
     assert (server.refused, server.limiter.waiting) == ([], 0)
 
@@ -697,7 +697,7 @@ def test_the_end_of_a_server_refuses_all_calls_that_wait():
     first = server.running("first")
     server.limiter.set_threads(1)
     (gone, _) = server.waiting("gone", "a")
-    gone.is_gone = True
+    server.limiter.forget(gone)
     server.waiting("b", level=SHEDDABLE, method=server.watch)
     server.limiter.refuse_all()
     assert server.refused == [("a", RefusalReason.CLOSED), ("b", RefusalReason.CLOSED)]
@@ -811,7 +811,10 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self.calls)
     @rule(data=st.data())
     def goes(self, data):
-        data.draw(st.sampled_from(self.calls), label="call").is_gone = True
+        call = data.draw(st.sampled_from(self.calls), label="call")
+        call.is_gone = True
+        if call.is_waiting:
+            self.limiter.forget(call)
 
     @rule(ms=st.integers(1, 150))
     def wait(self, ms):
