@@ -18,18 +18,16 @@ from rpcwheel._grpc import aio_multicallable
 from rpcwheel._grpc.aio_counted import begin_counted, begin_counted_awaited, count_end
 from rpcwheel._grpc.aio_interceptors import give_lists, lists_of
 from rpcwheel._grpc.calls import AIO_CLOSED, code_of
-from rpcwheel._grpc.connectivity import channel_target, has_address
 from rpcwheel._grpc.interceptors import AIO_CHANNEL, Interceptors
 from rpcwheel.call.aio_call import CallFactory, Delivery
 from rpcwheel.call.config import MAX_METHODS
 from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
-from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.failback.stored import StoredRpc
 from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S, is_answered
 
 from .aio_admission import begin_admitted, begin_admitted_awaited
-from .journal_routes import JournalRoutes
+from .applying import InterceptedChannelBase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
     from rpcwheel.failback.stored import StoredFunction
     from rpcwheel.journal.backend import StoredCall
     from rpcwheel.telemetry.call_counts import CallCounts, MethodCounts
-
-    from .queues import FailbackQueuesBase
 
     Continuation: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 
@@ -57,48 +53,24 @@ FOR_AIO: Final = (
 # --- A channel ---
 
 
-class InterceptedChannel(aio_multicallable.Channel):
+class InterceptedChannel(InterceptedChannelBase, aio_multicallable.Channel):
     """Applies policies to the calls of the user's channel. Closing it closes the user's channel."""
 
-    def __init__(
-        self,
-        channel: grpc.aio.Channel,
-        state: ClientState,
-        owner: FailbackQueuesBase[Any] | None = None,
-    ) -> None:
-        """Apply policies to a channel.
+    _channel_class = grpc.aio.Channel
+    _wrong_channel = (
+        "channel must be a grpc.aio channel, not {!r}; for a grpc channel use "
+        "rpcwheel.interceptors.intercept_channel"
+    )
+    _channel: grpc.aio.Channel
+    _loop: asyncio.AbstractEventLoop | None = None  # since the channel is kept
 
-        Args:
-            channel: The user's channel, or the kit's.
-            state: The state of the client.
-            owner: The kit's queues, if the kit has made the channel. Keeps the connections of a
-                closed channel while calls of it are queued.
-
-        Raises:
-            TypeError: `channel` is not a channel of grpc.aio.
-        """
-        if not isinstance(channel, grpc.aio.Channel):
-            raise TypeError(
-                f"channel must be a grpc.aio channel, not {channel!r}; for a grpc channel use "
-                "rpcwheel.interceptors.intercept_channel"
-            )
-        self._channel = channel
-        self._state = state
-        self.call_policy = state.policy
-        self._on_close: Callable[[], object] | None = None
-        self._owner = owner
-        self._loop: asyncio.AbstractEventLoop | None = None  # since the channel is kept
-        if owner is not None:
-            state.failback.keeper = ChannelKeeper(is_used=state.failback.queues_calls)
-        state.begin_admission(channel_target(channel), is_shared=has_address(channel))
-        if state.admission is not None:
-            state.admission.add_channel(self)
-        self._routes = JournalRoutes(state, channel, _StoredCalls(channel, state))
+    def __init__(self, channel: grpc.aio.Channel, *args: Any) -> None:
+        """Apply policies to a channel; arguments as of `InterceptedChannelBase`."""
+        super().__init__(channel, *args)
         give_lists(self, lists_of(channel))  # interceptors appended to them run in each attempt
 
-    def on_close(self, callback: Callable[[], object]) -> None:
-        """Call `callback()` when this channel is closed. Replaces an earlier callback."""
-        self._on_close = callback
+    def _stored_calls(self) -> _StoredCalls:
+        return _StoredCalls(self._channel, self._state)
 
     async def close(self, grace: float | None = None) -> None:
         """Close the user's channel, or, for a channel of a kit, all but its queued calls.
@@ -111,9 +83,7 @@ class InterceptedChannel(aio_multicallable.Channel):
                 A call that fails meanwhile is not retried. Calls that wait for their next attempt,
                 or for a limit of the client, are canceled now.
         """
-        self._routes.close()
-        if self._state.admission is not None:
-            self._state.admission.remove_channel(self)
+        self._begin_close()
         if self._on_close is not None:
             self._on_close()
         owner, keeper = self._owner, self._state.failback.keeper
@@ -173,7 +143,7 @@ class InterceptedChannel(aio_multicallable.Channel):
         await self._channel.channel_ready()
 
     def check_health(self, done: Callable[[bool], object]) -> bool:
-        """Check the health of the server, for a circuit breaker; see `HealthChecks`. Any thread."""
+        """Check the health of the server, for a circuit breaker. Any thread."""
         loop = self._state.loop  # None before the first call
         return loop is not None and call_on_loop(loop, self._start_check, loop, done)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from rpcwheel._grpc.connectivity import channel_target, has_address
 from rpcwheel.call.client_state import ClientState
+from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.errors import ConfigurationError
 
+from .journal_routes import JournalRoutes
 from .nesting import warn_if_nested
 
 if TYPE_CHECKING:
@@ -14,11 +17,70 @@ if TYPE_CHECKING:
 
     from rpcwheel.admission.targets import Breakers
     from rpcwheel.call.policy import CallPolicy
+    from rpcwheel.failback.routes import MakeCall
     from rpcwheel.timer.api import Timer
 
     from .queues import FailbackQueuesBase
 
 ChannelT = TypeVar("ChannelT")
+
+
+class InterceptedChannelBase:
+    """The policies of a channel, the calls that a journal has for it, and what its end means."""
+
+    _channel_class: ClassVar[type[Any]]
+    """The class of channels of the world."""
+    _wrong_channel: ClassVar[str]
+    """The error for another channel; `{!r}` is the channel."""
+
+    def __init__(
+        self,
+        channel: Any,
+        state: ClientState,
+        owner: FailbackQueuesBase[Any] | None = None,
+    ) -> None:
+        """Apply policies to a channel.
+
+        Args:
+            channel: The user's channel, or the kit's.
+            state: The state of the client.
+            owner: The kit's queues, if the kit has made the channel. Keeps the connections of a
+                closed channel while calls of it are queued.
+
+        Raises:
+            TypeError: `channel` is not a channel of the world.
+        """
+        if not isinstance(channel, self._channel_class):
+            raise TypeError(self._wrong_channel.format(channel))
+        self._channel = channel
+        self._state = state
+        self.call_policy = state.policy
+        self._on_close: Callable[[], object] | None = None
+        self._owner = owner
+        if owner is not None:
+            state.failback.keeper = ChannelKeeper(is_used=state.failback.queues_calls)
+        state.begin_admission(channel_target(channel), is_shared=has_address(channel))
+        if state.admission is not None:
+            state.admission.add_channel(self)
+        self._routes = JournalRoutes(state, channel, self._stored_calls())
+
+    def _stored_calls(self) -> MakeCall:
+        """Return what makes the calls of a journal through the user's channel."""
+        raise NotImplementedError
+
+    def check_health(self, done: Callable[[bool], object]) -> bool:
+        """Check the health of the server; see `HealthChecks`."""
+        raise NotImplementedError
+
+    def on_close(self, callback: Callable[[], object]) -> None:
+        """Call `callback()` when this channel is closed. Replaces an earlier callback."""
+        self._on_close = callback
+
+    def _begin_close(self) -> None:
+        """Take no more calls of journals, and give up what the channels of a target share."""
+        self._routes.close()
+        if self._state.admission is not None:
+            self._state.admission.remove_channel(self)
 
 
 def client_state(

@@ -11,7 +11,7 @@ credentials, wait_for_ready, compression. `Details` has the same fields after th
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
+from functools import partial, partialmethod
 from typing import TYPE_CHECKING, Any, Final, Never, TypeAlias
 
 import grpc
@@ -26,13 +26,11 @@ from rpcwheel._grpc.calls import (
     outcome_of,
     reusable_metadata,
 )
-from rpcwheel._grpc.connectivity import channel_target, has_address
 from rpcwheel._grpc.counted import begin_counted, counted_continuation, counted_multicallable
 from rpcwheel._grpc.interceptors import Interceptors
 from rpcwheel.call.client_state import seconds_left
 from rpcwheel.call.config import CALL_OPTIONS
 from rpcwheel.call.idempotency import with_key
-from rpcwheel.call.keeper import ChannelKeeper
 from rpcwheel.call.metadata import call_metadata, new_nonce, with_attempt
 from rpcwheel.call.sync_call import ClientCall, begin
 from rpcwheel.failback.stored_calls import StoredCalls
@@ -40,17 +38,15 @@ from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S, is_answered
 
 from .admission import admitted_continuation, admitted_multicallable
-from .journal_routes import JournalRoutes
+from .applying import InterceptedChannelBase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from rpcwheel._grpc.calls import AnyCall
     from rpcwheel.call.client_state import ClientState
     from rpcwheel.call.config import MethodConfig
     from rpcwheel.telemetry.call_counts import CallCounts
-
-    from .queues import FailbackQueuesBase
 
 Continuation: TypeAlias = "Callable[[Any, Any], AnyCall]"
 
@@ -81,37 +77,10 @@ class ClientInterceptor(
                 count = partial(_intercept_counted, state.counts, kind, getattr(self, name))
                 setattr(self, name, count)
 
-    def intercept_unary_unary(
-        self, continuation: Continuation, client_call_details: Any, request: Any
-    ) -> AnyCall:
-        """Make a call with one request and one response."""
-        return self._intercept(Kind.UNARY_UNARY, continuation, client_call_details, request)
-
-    def intercept_stream_unary(
-        self, continuation: Continuation, client_call_details: Any, request_iterator: Iterator[Any]
-    ) -> AnyCall:
-        """Make a call with a stream of requests and one response."""
-        return self._intercept(
-            Kind.STREAM_UNARY, continuation, client_call_details, request_iterator
-        )
-
-    def intercept_unary_stream(
-        self, continuation: Continuation, client_call_details: Any, request: Any
-    ) -> AnyCall:
-        """Begin a call with one request and a stream of responses."""
-        return self._intercept(Kind.UNARY_STREAM, continuation, client_call_details, request)
-
-    def intercept_stream_stream(
-        self, continuation: Continuation, client_call_details: Any, request_iterator: Iterator[Any]
-    ) -> AnyCall:
-        """Begin a call with a stream of requests and a stream of responses."""
-        return self._intercept(
-            Kind.STREAM_STREAM, continuation, client_call_details, request_iterator
-        )
-
     def _intercept(
         self, kind: Kind, continuation: Continuation, client_call_details: Any, request: Any
     ) -> AnyCall:
+        """Make a call, or begin one of `.future()` or with a stream of responses."""
         state, method = self._state, client_call_details.method
         continuation = admitted_continuation(state, kind, method, continuation)
         call = ClientCall(state, kind, continuation, client_call_details, request)
@@ -119,6 +88,11 @@ class ClientInterceptor(
             return begin(call)
         blocking = is_blocking_unary(continuation)
         return call.run() if blocking else begin(call, may_block=blocking is None)
+
+    intercept_unary_unary: Any = partialmethod(_intercept, Kind.UNARY_UNARY)
+    intercept_unary_stream: Any = partialmethod(_intercept, Kind.UNARY_STREAM)
+    intercept_stream_unary: Any = partialmethod(_intercept, Kind.STREAM_UNARY)
+    intercept_stream_stream: Any = partialmethod(_intercept, Kind.STREAM_STREAM)
 
 
 def _intercept_counted(
@@ -141,53 +115,28 @@ def interceptors_for(state: ClientState) -> list[grpc.UnaryUnaryClientIntercepto
     return Interceptors([ClientInterceptor(state)], None, FOR_THREADS)
 
 
-class InterceptedChannel(multicallable.Channel):
+class InterceptedChannel(InterceptedChannelBase, multicallable.Channel):
     """Applies policies to the calls of the user's channel. Closing it closes the user's channel."""
 
-    def __init__(
-        self,
-        channel: grpc.Channel,
-        state: ClientState,
-        owner: FailbackQueuesBase[Any] | None = None,
-    ) -> None:
-        """Apply policies to a channel.
+    _channel_class = grpc.Channel
+    _wrong_channel = (
+        "channel must be a grpc channel, not {!r}; for a grpc.aio channel use "
+        "rpcwheel.interceptors.aio.intercept_channel, or rpcwheel.aio.Kit"
+    )
 
-        Args:
-            channel: The user's channel, or the kit's.
-            state: The state of the client.
-            owner: The kit's queues, if the kit has made the channel. Keeps the connections of a
-                closed channel while calls of it are queued.
-
-        Raises:
-            TypeError: `channel` is not a channel of grpc.
-        """
-        if not isinstance(channel, grpc.Channel):
-            raise TypeError(
-                f"channel must be a grpc channel, not {channel!r}; for a grpc.aio channel use "
-                "rpcwheel.interceptors.aio.intercept_channel, or rpcwheel.aio.Kit"
-            )
-        self._channel = channel
-        self._state = state
-        self.call_policy = state.policy
-        self._on_close: Callable[[], object] | None = None
-        self._owner = owner
-        if owner is not None:
-            state.failback.keeper = ChannelKeeper(is_used=state.failback.queues_calls)
+    def __init__(self, *args: Any) -> None:
+        """Apply policies to a channel; arguments as of `InterceptedChannelBase`."""
+        super().__init__(*args)
         self._subscribers: list[Callable[[grpc.ChannelConnectivity], None]] = []
-        state.begin_admission(channel_target(channel), is_shared=has_address(channel))
-        if state.admission is not None:
-            state.admission.add_channel(self)
-        stored_calls = StoredCalls(
-            channel,
+
+    def _stored_calls(self) -> StoredCalls:
+        state = self._state
+        return StoredCalls(
+            self._channel,
             state.counts,
             admitted=partial(admitted_multicallable, state),
             channel_calls=state.channel_calls,
         )
-        self._routes = JournalRoutes(state, channel, stored_calls)
-
-    def on_close(self, callback: Callable[[], object]) -> None:
-        """Call `callback()` when this channel is closed. Replaces an earlier callback."""
-        self._on_close = callback
 
     def subscribe(
         self,
@@ -214,10 +163,8 @@ class InterceptedChannel(multicallable.Channel):
         or the kit is closed. New calls are refused, and calls in flight are canceled, except
         blocking ones that no other thread can cancel.
         """
-        self._routes.close()
+        self._begin_close()
         state = self._state
-        if state.admission is not None:
-            state.admission.remove_channel(self)
         owner, keeper = self._owner, state.failback.keeper
         if owner is not None:
             state.refuse = _refuse
@@ -245,7 +192,7 @@ class InterceptedChannel(multicallable.Channel):
         EXECUTOR.submit(self, self.close_kept)
 
     def check_health(self, done: Callable[[bool], object]) -> bool:
-        """Check the health of the server, for a circuit breaker; see `HealthChecks`."""
+        """Check the health of the server, for a circuit breaker."""
         try:
             check = self._channel.unary_unary(SERVER_HEALTH.method)
             call = check.future(SERVER_HEALTH.request, SERVER_HEALTH_TIMEOUT_S, MARK)
@@ -263,7 +210,7 @@ class InterceptedChannel(multicallable.Channel):
                 kind, attempts, counts.attempts.method(method, kind.grpc_type)
             )
         attempts = admitted_multicallable(state, kind, method, attempts)
-        uncounted = _MULTICALLABLES[kind](state, kind, method, attempts, serialize)
+        uncounted = _MULTICALLABLES[kind](state, method, attempts, serialize)
         if counts is None:
             return uncounted
         return counted_multicallable(kind, uncounted, counts.client.method(method, kind.grpc_type))
@@ -285,22 +232,21 @@ class _InterceptedMulticallable:
         "_below",
         "_config",
         "_keeper",
-        "_kind",
         "_method",
         "_serialize",
         "_state",
     )
 
+    kind: Kind
+
     def __init__(
         self,
         state: ClientState,
-        kind: Kind,
         method: str,
         below: Any,
         serialize: Callable[[Any], bytes] | None,
     ) -> None:
         self._state = state
-        self._kind = kind
         self._method = method
         self._config = state.configs.config_for(method)
         self._keeper = state.failback.keeper
@@ -324,7 +270,7 @@ class _InterceptedMulticallable:
 
     def _begin_attempt(self, details: Details, request: Any) -> AnyCall:
         """Begin an attempt of a call of `.future()`, or of a response stream."""
-        begin = self._below if self._kind.streams_responses else self._below.future
+        begin = self._below if self.kind.streams_responses else self._below.future
         call: AnyCall = begin(request, *details[1:])
         return call
 
@@ -345,7 +291,7 @@ class _InterceptedMulticallable:
         details = Details(self._method, *options)
         return ClientCall(
             self._state,
-            self._kind,
+            self.kind,
             start,
             details,
             request,
@@ -381,6 +327,8 @@ def _result(name: str, call: AnyCall) -> Any:
 
 class _InterceptedUnaryUnary(_InterceptedMulticallable, multicallable.UnaryUnary):
     __slots__ = ()
+
+    kind = Kind.UNARY_UNARY
 
     def _wait(self, name: str, request: Any, *options: Any) -> Any:
         """Make a call on the caller's thread and return its response.
