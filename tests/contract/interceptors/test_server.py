@@ -4,6 +4,7 @@ A threaded server has plain handlers only; one of `grpc.aio` has several natures
 of only one of the servers are in `test_server_sync_only` and `test_server_aio_only`.
 """
 
+import ast
 import asyncio
 import inspect
 import threading
@@ -25,14 +26,24 @@ from scenarios.served import (
 )
 
 from fixtures.call_counts import TYPES, codes_of
-from fixtures.grpc_servers import IMPATIENT
+from fixtures.grpc_servers import IMPATIENT, GrpcServer
 from fixtures.grpcio import ABORTS_ONCE
-from fixtures.handlers import bound, left, partly, reading_and_writing, seconds, status
-from fixtures.small_servers import IN_TIME, METHOD, Gate, serving_in
+from fixtures.handlers import (
+    bound,
+    current,
+    left,
+    partly,
+    reading_and_writing,
+    seconds,
+    serving_a_call_of,
+    status,
+)
+from fixtures.small_servers import IN_TIME, METHOD, Gate, serving_in, small
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from fixtures.worlds import AioWorld, SyncWorld
-from rpcwheel.call import CallPolicy, DeadlinePolicy, MethodPolicy, deadline_scope
+from rpcwheel.call import CallPolicy, Criticality, DeadlinePolicy, MethodPolicy, deadline_scope
 from rpcwheel.events import CallSlow, DeadlineExceededBeforeStart
+from rpcwheel.rpc import CRITICALITY_KEY
 from rpcwheel.timer import WheelTimer
 
 DEADLINE_EXCEEDED = grpc.StatusCode.DEADLINE_EXCEEDED
@@ -113,22 +124,35 @@ def ours(world, policy=None, **given):
     return world.interceptors.server_interceptors(policy, **given)
 
 
-# --- Deadlines ---
+# --- Deadlines and criticality ---
 
 
 @each(HANDLERS)
-def test_a_handler_sees_the_deadline_of_its_own_call(world, nature, kind, call_counts):
-    """And not that of the previous call on its thread or of a scope around the server's start."""
-    made = handler(kind, nature(kind, left))
-    with deadline_scope(30), serving_in(world, made, *ours(world), workers=1) as target:
-        assert 0 < seconds(ask(target, kind)) <= WAIT_S * ROUNDED
-        if world.name == "aio":  # nor do the threads of the loop's pool have it
-            assert world.do(world.loop.run_in_executor, None, left) is None
-        assert ask(target, kind, timeout=None) == [b"None"]
-    assert world.do(left) is None
+def test_a_handler_sees_the_deadline_and_the_criticality_of_its_own_call(
+    world, nature, kind, call_counts
+):
+    """And not those of the previous call on its thread, or around the server's start."""
+    service, nothing = small(handler(kind, nature(kind, current))), (None, None)
+
+    def seen(**options):
+        return ast.literal_eval(ask(server.target, kind, **options)[0].decode())
+
+    with (
+        deadline_scope(30),
+        serving_a_call_of(Criticality.CRITICAL),
+        GrpcServer(service, world=world, workers=1, interceptors=ours(world)) as server,
+    ):
+        for level, label in (("CRITICAL-PLUS", "critical_plus"), ("urgent", None)):
+            remaining, criticality = seen(metadata=((CRITICALITY_KEY, level),))
+            assert (0 < remaining <= WAIT_S * ROUNDED, criticality) == (True, label)
+            assert server.pool.submit(current).result() == nothing
+            if world.name == "aio":  # nor do the threads of the loop's pool have them
+                assert world.do(world.loop.run_in_executor, None, current) == nothing
+        assert seen(timeout=None) == nothing
+    assert world.do(current) == nothing
     (counted,) = call_counts.server.totals()
-    assert (counted.method, counted.kind, counted.started) == (METHOD, TYPES[kind], 2)
-    assert codes_of(call_counts.server) == {"OK": 2}
+    assert (counted.method, counted.kind, counted.started) == (METHOD, TYPES[kind], 3)
+    assert codes_of(call_counts.server) == {"OK": 3}
 
 
 def test_the_policy_of_the_method_shortens_the_deadline_that_its_handler_sees(world):
