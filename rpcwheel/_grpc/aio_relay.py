@@ -246,12 +246,13 @@ class Relay(grpc.aio.Call):
 
     # --- For subclasses to override ---
 
-    def _attempt_failed(self, call: Any, error: BaseException | None) -> None:
+    def _attempt_failed(self, call: Any, error: BaseException) -> None:
         """Handle the failure of an attempt: finish now or later, or begin another. Must not raise.
 
         Args:
             call: The attempt.
-            error: The exception that it raised; None if the call itself has the failure.
+            error: The exception that awaiting it raises. `WouldBlockError` of a call of another
+                type that has not ended although its `done()` is true.
         """
         raise NotImplementedError
 
@@ -390,17 +391,18 @@ class Relay(grpc.aio.Call):
 
     def _on_done(self, call: Any) -> bool:
         """Process the end of the running attempt; False if its status may still change."""
+        error: BaseException | None = None
         try:
-            succeeded = run_without_waiting(call.code()) is OK
-            if not succeeded and self._waits_for_status(call):
-                return False
-        except BaseException as error:  # noqa: BLE001 - of an inner interceptor, for the caller
-            self._attempt_failed(call, error)
-            return True
-        if succeeded:
+            if run_without_waiting(call.code()) is not OK:
+                if self._waits_for_status(call):
+                    return False
+                error = failure_of(call)
+        except BaseException as raised:  # noqa: BLE001 - of an inner interceptor, for the caller
+            error = raised
+        if error is None:
             self.finish(call)
         else:
-            self._attempt_failed(call, None)
+            self._attempt_failed(call, error)
         return True
 
     def _waits_for_status(self, call: Any) -> bool:

@@ -42,7 +42,6 @@ from rpcwheel._grpc.aio_relay import (
     RELAYS,
     AwaitedRelay,
     Relay,
-    WouldBlockError,
     failure_of,
     has_ended,
 )
@@ -322,16 +321,8 @@ class RetryingCall(Relay):
 
     # --- After an attempt ---
 
-    def _attempt_failed(self, call: Any, error: BaseException | None) -> None:
-        if error is None:
-            try:
-                error = failure_of(call)
-            except WouldBlockError:  # `done()` of another interceptor's call is true too early
-                self.finish(call)
-                return
-        if error is None:
-            self.finish(call)
-        elif not isinstance(error, grpc.RpcError) or not self._config.handles_failures:
+    def _attempt_failed(self, call: Any, error: BaseException) -> None:
+        if not isinstance(error, grpc.RpcError) or not self._config.handles_failures:
             self.finish_failed(call, error)
         else:  # later: this runs inside of grpc, and not in the caller's context
             soon = asyncio.get_running_loop().call_soon

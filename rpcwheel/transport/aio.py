@@ -27,8 +27,6 @@ from rpcwheel._grpc.aio_relay import (
     RELAYS,
     Relay,
     Signal,
-    WouldBlockError,
-    failure_of,
 )
 from rpcwheel._grpc.calls import AIO_CLOSED
 from rpcwheel.errors import ConfigurationError
@@ -350,18 +348,8 @@ class TransportCall(Relay):
         left: float | None = self._call.time_remaining()
         return left
 
-    def _attempt_failed(self, call: Any, error: BaseException | None) -> None:
+    def _attempt_failed(self, call: Any, error: BaseException) -> None:
         self._has_failed = True
-        try:
-            error = failure_of(call) if error is None else error
-        except WouldBlockError:  # a call of another type, which is not done although it says so
-            self.finish(call)
-            return
-        except BaseException as raised:  # noqa: BLE001 - of an interceptor; the caller gets it
-            error = raised
-        if error is None:
-            self.finish(call)
-            return
         if isinstance(error, grpc.aio.AioRpcError):
             self._saw_status(error.code())
         elif isinstance(error, asyncio.CancelledError):
