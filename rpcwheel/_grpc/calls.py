@@ -109,8 +109,10 @@ class Details(
     """Call details of `grpc`; `_replace` makes a changed copy."""
 
 
-def copy_details(details: Any) -> Details:
-    """Copy any call details. An attribute that is missing becomes None, as in grpc."""
+def details_of(details: Any) -> Details:
+    """Return call details of any class as `Details`. A missing attribute is None, as in grpc."""
+    if isinstance(details, Details):
+        return details
     fields: Any = (getattr(details, name, None) for name in Details._fields)
     return Details(*fields)
 
@@ -121,24 +123,6 @@ def copy_of(request: Any) -> Any:
         return copy.deepcopy(request)
     except Exception:  # noqa: BLE001 - of a class of the user's
         return request
-
-
-def details_with_timeout(details: Any, timeout: float | None) -> Details:
-    """Copy any call details with another timeout.
-
-    Runs for every call, so details with all attributes are copied without `getattr`.
-    """
-    try:
-        return Details(
-            details.method,
-            timeout,
-            details.metadata,
-            details.credentials,
-            details.wait_for_ready,
-            details.compression,
-        )
-    except AttributeError:
-        return copy_details(details)._replace(timeout=timeout)
 
 
 def metadata_tuple(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:

@@ -34,9 +34,8 @@ from rpcwheel._grpc.calls import (
     CLOSED_DURING_CALL,
     COLLECTED,
     InternalCallback,
-    copy_details,
     copy_of,
-    details_with_timeout,
+    details_of,
     failure_of,
     has_ended,
     has_status,
@@ -102,18 +101,19 @@ TRAILERS_TIMEOUT_S: Final = 0.02
 NO_STATUS: Final = Stop("it failed without a status")
 
 
-def _with_defaults(details: Any, config: MethodConfig) -> Any:
-    """Return call details with reusable metadata and the criticality.
+def _with_defaults(details: Details, config: MethodConfig) -> Details:
+    """Return call details with reusable metadata, the criticality and an idempotency key.
 
     They have the method's `wait_for_ready` if the caller set none.
     """
-    metadata = getattr(details, "metadata", None)
-    complete = call_metadata(reusable_metadata(metadata), config.criticality)
-    if complete is not metadata:
-        details = copy_details(details)._replace(metadata=complete)
-    if config.wait_for_ready is None or getattr(details, "wait_for_ready", None) is not None:
-        return details
-    return copy_details(details)._replace(wait_for_ready=config.wait_for_ready)
+    metadata = call_metadata(reusable_metadata(details.metadata), config.criticality)
+    if config.durable:
+        metadata = with_key(metadata)
+    if metadata is not details.metadata:
+        details = details._replace(metadata=metadata)
+    if config.wait_for_ready is not None and details.wait_for_ready is None:
+        details = details._replace(wait_for_ready=config.wait_for_ready)
+    return details
 
 
 class _BackoffWait:
@@ -178,9 +178,10 @@ class ClientCall:
                 None for `start`.
             serialize: The serializer of requests, for a journal; None if they are bytes.
         """
+        details = details_of(details)
         self.state = state
         self.kind = kind
-        self.method: str = details.method
+        self.method = details.method
         if begun is None:
             config = state.current_config(self.method)
             begun = (config, *state.begin(config, details.timeout))
@@ -192,10 +193,7 @@ class ClientCall:
         self._start = start
         self._start_delivery = start if start_delivery is None else start_delivery
         self._serialize = serialize
-        details = _with_defaults(details, self.config)
-        if self.config.durable:
-            details = copy_details(details)._replace(metadata=with_key(details.metadata))
-        self._details = details
+        self._details = _with_defaults(details, self.config)
         self._request = request
         self.requests: RequestStream | None = None
         if kind.streams_requests and (limit := self.config.buffer_bytes) is not None:
@@ -249,7 +247,7 @@ class ClientCall:
     def first_attempt(self) -> AnyCall:
         """Make the first attempt."""
         left_s = seconds_left(self._attempt_ns, self._started_ns)
-        details = details_with_timeout(self._details, left_s)
+        details = self._details._replace(timeout=left_s)
         if self.config.sends_nonces:
             self.nonce = new_nonce()
             details = details._replace(metadata=with_attempt(details.metadata, 1, self.nonce))
@@ -268,12 +266,12 @@ class ClientCall:
         if self.state.channel_calls.is_closed:
             return channel_closed()
         left_s = seconds_left(attempt.deadline_ns, self.state.now_ns())
-        details = details_with_timeout(self._details, left_s)
         self.nonce = new_nonce() if self.config.sends_nonces else None
-        metadata = with_attempt(details.metadata, attempt.number, self.nonce)
+        metadata = with_attempt(self._details.metadata, attempt.number, self.nonce)
+        details = self._details._replace(timeout=left_s, metadata=metadata)
         token = None if self._tried is None else TRIED.set(self._tried)
         try:
-            return self._start(details._replace(metadata=metadata), self._next_request())
+            return self._start(details, self._next_request())
         except ValueError as error:
             if is_channel_closed_error(error):
                 return channel_closed()
@@ -364,8 +362,7 @@ class ClientCall:
 
     def _enqueue(self, policy: FailbackPolicy, error: BaseException) -> str | Exception | None:
         """Give the call to failback. Returns what its queue returned, or what was raised."""
-        requests = self.requests
-        original = copy_details(self._details)
+        requests, original = self.requests, self._details
         details = original._replace(
             timeout=delivery_timeout(original.timeout, self.config),
             metadata=queued_metadata(original.metadata, policy),

@@ -21,7 +21,7 @@ from rpcwheel._grpc.calls import (
     Details,
     InternalCallback,
     code_for,
-    copy_details,
+    details_of,
     is_blocking_unary,
     is_channel_closed_error,
     metadata_tuple,
@@ -67,7 +67,7 @@ def admitted_continuation(
 
     def start(details: Any, request: Any) -> AnyCall:
         return _begin(
-            kind, continuation, copy_details(details), request, admission, state, waits_here
+            kind, continuation, details_of(details), request, admission, state, waits_here
         )
 
     start.__qualname__ = getattr(continuation, "__qualname__", "")  # for `is_blocking_unary`

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from fixtures.shop import UNARY_UNARY
-from rpcwheel._grpc.calls import Details, copy_details, details_with_timeout, metadata_tuple
+from rpcwheel._grpc.calls import Details, details_of, metadata_tuple
 from rpcwheel.call.metadata import ATTEMPTS_KEY, RETRY_KEY, with_attempt
 
 GIVEN = {
@@ -41,36 +41,28 @@ class Shuffled(NamedTuple):
         (Shuffled(1.5, "/a/B", "x"), ("/a/B", 1.5, None, None, None, None)),
     ],
 )
-def test_a_copy_of_details_has_the_fields_of_grpcs(details, copied):
-    made = copy_details(details)
+def test_details_of_any_class_have_the_fields_of_grpcs(details, copied):
+    made = details_of(details)
     assert isinstance(made, grpc.ClientCallDetails)
     assert made == copied
     assert made._replace(timeout=1.0) == Details(*copied)._replace(timeout=1.0)
     assert made.timeout == copied[1]
 
 
-@pytest.mark.parametrize("timeout", [None, 0.0, 7.5])
-def test_details_with_changes_only_the_timeout(timeout):
-    for given in (Foreign(**GIVEN), Details(**GIVEN)):
-        assert details_with_timeout(given, timeout)._asdict() == GIVEN | {"timeout": timeout}
-    made = details_with_timeout(Foreign(method="/a/B", timeout=2.5), timeout)
-    assert made == Details("/a/B", timeout, None, None, None, None)
-
-
 def test_details_have_the_fields_of_the_installed_grpcio(shop_channel):
-    """A field that a new grpcio adds would be lost in `copy_details`."""
+    """A field that a new grpcio adds would be lost in `details_of`."""
     seen = []
 
     class Look(grpc.UnaryUnaryClientInterceptor):
         def intercept_unary_unary(self, continuation, details, request):
             seen.append(details)
-            return continuation(copy_details(details), request)
+            return continuation(details_of(details), request)
 
     channel = grpc.intercept_channel(shop_channel, Look())
     given = {name: GIVEN[name] for name in ("timeout", "metadata", "wait_for_ready", "compression")}
     assert channel.unary_unary(UNARY_UNARY)(b"order", **given) == b"order"
     assert seen[0]._fields == Details._fields
-    assert copy_details(seen[0])._asdict() == GIVEN | {"credentials": None}
+    assert details_of(seen[0])._asdict() == GIVEN | {"credentials": None}
 
 
 PAIRS = [("a", "1"), ("b-bin", b"2"), ("a", "3")]
