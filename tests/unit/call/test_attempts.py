@@ -117,6 +117,18 @@ def test_a_refused_hedge_takes_a_token_of_the_throttle():
     assert isinstance(fail(attempts, 5, refused), Stop)  # less than half of the tokens are left
 
 
+def test_canceled_hedges_are_no_successes_for_the_throttle():
+    throttle = RetryThrottle(10, token_ratio=1.0)
+    for _ in range(5):
+        throttle.call(0)
+        throttle.failed(by_server=True)
+    throttle.call(0)
+    attempts = hedged(budget=throttle)
+    assert isinstance(attempts.next(S), NextAttempt)
+    attempts.canceled(2)
+    assert not throttle.take(S)  # half of the tokens are left, as before the call
+
+
 def test_the_event_of_a_retry_that_is_refused_has_the_reason(events):
     attempts = begun(retry=RETRY, idempotent=False)
     step = fail(attempts)

@@ -4,15 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpcwheel.call import HedgingPolicy, RetryPolicy, RetryThrottling
-from rpcwheel.call.attempts import Attempts
 from rpcwheel.call.budget import RetryThrottle, budget_key
-from rpcwheel.call.config import MethodConfig
-from rpcwheel.call.policy import MethodPolicy
-from rpcwheel.durations import NEVER
-from rpcwheel.rpc import AttemptResult, Stop
 
 THROTTLING = RetryThrottling(max_tokens=10, token_ratio=0.1)
-UNAVAILABLE = AttemptResult("UNAVAILABLE")
 
 
 @given(
@@ -37,30 +31,6 @@ def test_the_bucket_must_be_more_than_half_full(max_tokens, thousandths, below_t
         if allowed:
             throttle.failed(by_server=False)
         assert allowed is (tokens > full / 2)
-
-
-def hedged(throttle):
-    """Begin a hedged call."""
-    hedging = HedgingPolicy(delay=1.0, max_attempts=5, retry_budget=THROTTLING)
-    config = MethodConfig.from_policy(MethodPolicy(idempotent=True, hedging=hedging))
-    throttle.call(0)
-    return Attempts("/shop.Orders/Get", config, 0, NEVER, throttle, hedged=True)
-
-
-def test_hedging_sends_no_further_attempts_while_the_bucket_is_half_empty():
-    throttle = RetryThrottle(10, 0.1)
-    attempts = hedged(throttle)
-    step = None
-    while not isinstance(step, Stop):
-        attempts.failed()
-        attempts.decided(attempts.decide(0, UNAVAILABLE))
-        step = attempts.next(0)
-    assert attempts.number == 5
-    throttle.call(0)
-    throttle.failed(by_server=True)
-    attempts = hedged(throttle)
-    assert attempts.next(1_000_000_000) is None
-    assert attempts.next_ns == NEVER
 
 
 def test_policies_with_equal_throttling_share_one_bucket():
