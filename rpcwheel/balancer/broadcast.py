@@ -11,7 +11,7 @@ import grpc
 from rpcwheel._grpc.calls import CLOSED_DURING_CALL, failure_of, metadata_tuple
 from rpcwheel._grpc.connectivity import core_target
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
-from rpcwheel._grpc.multicallable import Channel
+from rpcwheel._grpc.multicallable import Channel, UnaryUnary
 from rpcwheel.errors import ConfigurationError
 
 from .broadcast_base import BroadcastBase, BroadcastFailed, distinct_names
@@ -81,46 +81,36 @@ class BroadcastFailedRpc(BroadcastFailed, FinishedError):
         FinishedError.__init__(self, self.code(), str(self))
 
 
-class _Broadcast(grpc.UnaryUnaryMultiCallable):
+class _Broadcast(UnaryUnary):
     """One method of a stub."""
 
     def __init__(self, method: str, begin: Callable[..., Iterator[tuple[str, Any]]]) -> None:
         self._method = method
-        self._begin = begin
+        self._begin_all = begin
 
-    def __call__(self, request: Any, *args: Any, **options: Any) -> Any:
-        return self.with_call(request, *args, **options)[0]
-
-    def with_call(
-        self,
-        request: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
+    def _wait(
+        self, name: str, request: Any, timeout: float | None, metadata: Any, *options: Any
     ) -> Any:
         metadata = None if metadata is None else metadata_tuple(metadata)  # may be an iterator
-        options = timeout, metadata, credentials, wait_for_ready, compression
         calls: dict[str, Any] = {}
         responses, errors = {}, {}
         try:
-            for name, call in self._begin(request, *options):
-                calls[name] = call  # noqa: PERF403 - if the next one raises, these are canceled
-            for name, call in calls.items():
+            for server, call in self._begin_all(request, timeout, metadata, *options):
+                calls[server] = call  # noqa: PERF403 - if the next one raises, these are canceled
+            for server, call in calls.items():
                 error = failure_of(call)
                 if error is None:
-                    responses[name] = call.result()
+                    responses[server] = call.result()
                 else:
-                    errors[name] = _as_rpc_error(error)
+                    errors[server] = _as_rpc_error(error)
         finally:
             for call in calls.values():
                 call.cancel()  # if the wait was interrupted
         if errors:
             raise BroadcastFailedRpc(self._method, responses, errors)
-        return responses, FinishedResponse(responses, "")
+        return responses if name == "__call__" else (responses, FinishedResponse(responses, ""))
 
-    def future(self, *_: Any, **__: Any) -> NoReturn:
+    def _begin(self, *_: Any) -> NoReturn:
         raise ConfigurationError(
             f"{self._method}: a BroadcastChannel has no .future(); its calls block"
         )
