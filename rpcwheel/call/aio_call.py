@@ -385,7 +385,12 @@ class RetryingCall(Relay):
     def _can_resend(self) -> bool:
         if self._requests is None:
             return not self._was_written
-        return self._requests.replayable
+        return self._requests.buffer.replayable
+
+    @property
+    def _has_all_requests(self) -> bool:
+        """Whether all requests of a stream are known."""
+        return self._requests is not None and self._requests.buffer.has_all
 
     # --- The next attempt ---
 
@@ -473,8 +478,8 @@ class RetryingCall(Relay):
 
     def _end_failed(self) -> None:
         """End the call after its last attempt has failed, as its policies say."""
-        error, requests = self._failed[1], self._requests
-        buffered = not self.kind.streams_requests or (requests is not None and requests.is_buffered)
+        error = self._failed[1]
+        buffered = not self.kind.streams_requests or self._has_all_requests
         now_ns, received = self._state.now_ns(), self.received
         self._carry_out(
             self.attempts.decide_response(now_ns, error, received=received, buffered=buffered)
@@ -485,7 +490,7 @@ class RetryingCall(Relay):
         call, error = self._failed
         requests = self._requests
         match command:
-            case ReadRequests() if requests is not None and not requests.is_over:
+            case ReadRequests() if requests is not None and not requests.buffer.is_over:
                 self._run_task(self._read_rest(requests, command))
             case ReadRequests():
                 self._requests_read(command)
@@ -517,8 +522,7 @@ class RetryingCall(Relay):
         self._requests_read(command)
 
     def _requests_read(self, command: ReadRequests) -> None:
-        error, requests = self._failed[1], self._requests
-        buffered = requests is not None and requests.is_buffered
+        error, buffered = self._failed[1], self._has_all_requests
         why = "its requests were written" if self._was_written else "not all requests are known"
         self._carry_out(
             self.attempts.requests_read(command.policy, error, buffered=buffered, why=why)

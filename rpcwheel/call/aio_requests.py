@@ -42,22 +42,6 @@ class RequestStream:
         self._replay: _Replay | None = None
         self._reader: asyncio.Task[None] | None = None
         self._wanted = Signal()
-        self._error: BaseException | None = None
-
-    @property
-    def replayable(self) -> bool:
-        """Whether a new attempt can send all requests that were read."""
-        return self.buffer.whole and self._error is None
-
-    @property
-    def is_buffered(self) -> bool:
-        """Whether all requests were read and are in the buffer."""
-        return self.buffer.complete and self.replayable
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all requests were read, or can't be sent again."""
-        return self.buffer.complete or not self.replayable
 
     def replay(self) -> _Replay:
         """Return the iterator of a new attempt. Those of earlier attempts end."""
@@ -90,8 +74,8 @@ class RequestStream:
         Raises:
             BaseException: Whatever it raised.
         """
-        if self._error is not None:
-            raise self._error
+        if self.buffer.error is not None:
+            raise self.buffer.error
         return self.buffer.complete
 
     def read_one(self) -> None:
@@ -109,7 +93,7 @@ class RequestStream:
             self._replay.add(message)
 
     def _end(self, error: BaseException | None) -> None:
-        self._error = error
+        self.buffer.error = error
         self.buffer.complete = error is None
         if self._replay is not None:
             self._replay.wake()

@@ -18,7 +18,7 @@ OVERHEAD: Final = 64
 class ReplayBuffer:
     """The messages of one request stream, up to a number of bytes."""
 
-    __slots__ = ("_bytes", "_limit", "complete", "messages", "whole")
+    __slots__ = ("_bytes", "_limit", "complete", "error", "messages", "whole")
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
@@ -29,6 +29,23 @@ class ReplayBuffer:
         """Whether `messages` has all messages so far."""
         self.complete = False
         """Whether the stream has ended."""
+        self.error: BaseException | None = None
+        """What the user's iterator raised."""
+
+    @property
+    def replayable(self) -> bool:
+        """Whether a new attempt can send all requests that were read."""
+        return self.whole and self.error is None
+
+    @property
+    def has_all(self) -> bool:
+        """Whether all requests of the stream were read and are here."""
+        return self.complete and self.replayable
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all requests were read, or can't be sent again."""
+        return self.complete or not self.replayable
 
     def add(self, message: Any) -> None:
         """Store a copy of a message that is about to be sent. Never raises."""

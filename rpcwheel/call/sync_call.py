@@ -242,7 +242,7 @@ class ClientCall:
     @property
     def can_resend(self) -> bool:
         """Whether all requests can be sent again."""
-        return self.requests is None or self.requests.replayable
+        return self.requests is None or self.requests.buffer.replayable
 
     def first_attempt(self) -> AnyCall:
         """Make the first attempt."""
@@ -323,12 +323,12 @@ class ClientCall:
             return call if has_status(error) or attempts.number == 1 else channel_closed()
         if not has_status(error):
             return call
-        buffered = self.requests is None or self.requests.is_buffered
+        buffered = self.requests is None or self.requests.buffer.has_all
         now_ns = self.state.now_ns()
         result: Any = attempts.decide_response(now_ns, error, received=received, buffered=buffered)
         if isinstance(result, ReadRequests) and self.requests is not None:
             self.requests.read_rest(self.seconds_left())
-            buffered = self.requests.is_buffered
+            buffered = self.requests.buffer.has_all
             result = attempts.requests_read(result.policy, error, buffered=buffered)
         if isinstance(result, Enqueue):
             outcome = self._enqueue(result.policy, error)

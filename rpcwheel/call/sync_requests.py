@@ -27,33 +27,22 @@ class RequestStream:
 
     def __init__(self, requests: Iterator[Any], limit_bytes: int) -> None:
         self._requests = requests
-        self._buffer = ReplayBuffer(limit_bytes)
+        self.buffer = ReplayBuffer(limit_bytes)
         self._changed = threading.Condition()
         self._current: _AttemptRequests | None = None
         self._reading = False
-        self._error: BaseException | None = None
-
-    @property
-    def replayable(self) -> bool:
-        """Whether a new attempt can send all requests that were read."""
-        return self._buffer.whole and self._error is None
-
-    @property
-    def is_buffered(self) -> bool:
-        """Whether all requests were read and are in the buffer."""
-        return self._buffer.complete and self.replayable
 
     def for_attempt(self) -> Iterator[Any]:
         """Return an iterator over all requests for a new attempt. Those of earlier attempts end."""
         with self._changed:
-            self._current = requests = _AttemptRequests(self, self._buffer.messages)
+            self._current = requests = _AttemptRequests(self, self.buffer.messages)
             self._changed.notify_all()
         return requests
 
     def close(self) -> None:
         """End the iterators of all attempts and free the messages: the call has ended."""
         with self._changed:
-            self._buffer.drop()
+            self.buffer.drop()
             self._end_attempts()
 
     def _end_attempts(self) -> None:
@@ -70,17 +59,15 @@ class RequestStream:
         Args:
             left_s: The time until the deadline of the call; None without a deadline.
         """
-        buffer = self._buffer
-        if not buffer.complete and self.replayable:
+        buffer = self.buffer
+        if not buffer.is_over:
             drain = partial(copy_context().run, _drain, self.for_attempt())
             with contextlib.suppress(RuntimeError):  # no thread can be started
                 threading.Thread(target=drain, name="rpcwheel-requests", daemon=True).start()
                 with self._changed:
-                    self._changed.wait_for(
-                        lambda: buffer.complete or not self.replayable, read_timeout_s(left_s)
-                    )
+                    self._changed.wait_for(lambda: buffer.is_over, read_timeout_s(left_s))
             self._end_attempts()  # the thread then reads no further message
-        return buffer.messages if self.is_buffered else None
+        return buffer.messages if buffer.has_all else None
 
     def next_for(self, attempt: _AttemptRequests) -> Any:
         """Return the next message for an attempt; blocks until there is one."""
@@ -91,9 +78,9 @@ class RequestStream:
                     raise StopIteration
                 if attempt.unsent:
                     return attempt.unsent.popleft()
-                if self._error is not None:
-                    raise self._error
-                if self._buffer.complete:
+                if self.buffer.error is not None:
+                    raise self.buffer.error
+                if self.buffer.complete:
                     raise StopIteration
                 self._reading = True
             self._read()
@@ -113,10 +100,10 @@ class RequestStream:
             error = raised
         with self._changed:
             self._reading = False
-            self._error = error
-            self._buffer.complete = complete
+            self.buffer.error = error
+            self.buffer.complete = complete
             if not complete and error is None:
-                self._buffer.add(message)
+                self.buffer.add(message)
                 if self._current is not None:
                     self._current.unsent.append(message)
             self._changed.notify_all()

@@ -28,7 +28,7 @@ async def test_only_the_iterator_of_the_newest_attempt_gets_new_messages():
     rest = asyncio.ensure_future(read_all(new))
     gate.set()
     assert await rest == [b"b"]
-    assert requests.is_over
+    assert requests.buffer.is_over
 
 
 async def test_a_canceled_attempt_loses_no_message():
@@ -82,4 +82,4 @@ async def test_the_loop_runs_between_the_messages_of_a_plain_iterator():
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
             await requests.read_rest()
-    assert not requests.is_over
+    assert not requests.buffer.is_over

@@ -52,7 +52,7 @@ def test_a_message_read_by_an_earlier_attempt_goes_to_the_current_one():
     assert list(current) == [b"ab", b"cd"]
     reader.join(WAIT_S)
     assert got == []
-    assert not requests.replayable
+    assert not requests.buffer.replayable
 
 
 def test_a_thread_that_waits_for_another_reader_returns_at_the_end():
