@@ -387,11 +387,6 @@ class RetryingCall(Relay):
             return not self._was_written
         return self._requests.buffer.replayable
 
-    @property
-    def _has_all_requests(self) -> bool:
-        """Whether all requests of a stream are known."""
-        return self._requests is not None and self._requests.buffer.has_all
-
     # --- The next attempt ---
 
     def _wait_until(self, at_ns: int) -> None:
@@ -478,8 +473,10 @@ class RetryingCall(Relay):
 
     def _end_failed(self) -> None:
         """End the call after its last attempt has failed, as its policies say."""
-        error = self._failed[1]
-        buffered = not self.kind.streams_requests or self._has_all_requests
+        error, requests = self._failed[1], self._requests
+        buffered = not self.kind.streams_requests or (
+            requests is not None and requests.buffer.has_all
+        )
         now_ns, received = self._state.now_ns(), self.received
         self._carry_out(
             self.attempts.decide_response(now_ns, error, received=received, buffered=buffered)
@@ -522,7 +519,8 @@ class RetryingCall(Relay):
         self._requests_read(command)
 
     def _requests_read(self, command: ReadRequests) -> None:
-        error, buffered = self._failed[1], self._has_all_requests
+        error, requests = self._failed[1], self._requests
+        buffered = requests is not None and requests.buffer.has_all
         why = "its requests were written" if self._was_written else "not all requests are known"
         self._carry_out(
             self.attempts.requests_read(command.policy, error, buffered=buffered, why=why)
