@@ -729,7 +729,7 @@ class ReadRelay(Relay):
         if call is self._source:
             own = self._final.error if isinstance(self._final, FinishedCall) else None
             failure = error if own is None else own
-            if failure is not error:  # which becomes its context
+            if failure is not error:  # then it becomes the context of `failure`
                 error.__traceback__ = None  # it has the frames of this call and of its caller
             raise failure from failure.__cause__  # None would delete its cause
 

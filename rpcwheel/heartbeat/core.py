@@ -78,14 +78,15 @@ class Silence:
         """Whether an activity at this time is one of the present connection."""
         return at_ns > self._ignored_until_ns
 
-    def is_broken(self, activity: ActivityStamps, now_ns: int) -> bool:
-        """Take an activity into account. Returns whether something was read that was not before."""
+    def broken_ns(self, activity: ActivityStamps, now_ns: int) -> int | None:
+        """Take an activity into account. Returns when something was read that is new; else None."""
         read_ns, write_ns = activity.last_read_ns, activity.last_write_ns
         if read_ns is not None and self.counts(read_ns):
-            return self._last_read_ns is None or read_ns > self._last_read_ns
+            is_new = self._last_read_ns is None or read_ns > self._last_read_ns
+            return read_ns if is_new else None
         if write_ns is not None and self.counts(write_ns):
             self.start(min(write_ns, now_ns))
-        return False
+        return None
 
     def start(self, at_ns: int) -> None:
         """Begin, unless it has begun."""
@@ -295,8 +296,8 @@ class HeartbeatCore:
     def observe(self, now_ns: int, activity: ActivityStamps) -> None:
         """Take into account what the user's calls have read and written."""
         self._detect_stall(now_ns)
-        read_ns = activity.last_read_ns
-        if self.silence.is_broken(activity, now_ns) and read_ns is not None:
+        read_ns = self.silence.broken_ns(activity, now_ns)
+        if read_ns is not None:
             self._mark_alive(read_ns, None)
 
     def _detect_stall(self, now_ns: int) -> None:

@@ -102,7 +102,9 @@ class SqliteBackend(RegistryBackend):
         self._lost: Lost = "missing"  # why there is no lease
         # Only `_polling` uses these, in one job at a time.
         self._first_end_ns: dict[str, int] = {}  # by watched service: when its first lease ends
-        self._checked: list[Any] = []  # `store` and `revision` at the last check for changes
+        # The connection, which is another one after the file was opened again, `store` and
+        # `revision` at the last check for changes.
+        self._checked: list[Any] = []
         self._read_store: str | None = None  # `store` at the last read of a service
         reset_after_fork(self)
 
@@ -262,7 +264,7 @@ class SqliteBackend(RegistryBackend):
         A renewal of a lease is a write too, but changes neither `store` nor `revision`.
         """
         with self._watch_file.connection() as db:
-            before, self._checked = self._checked, db.execute(FIND_META).fetchall()
+            before, self._checked = self._checked, [db, *db.execute(FIND_META)]
         if before != self._checked:
             return True
         for service in self._first_end_ns.keys() - self._polling.services:

@@ -74,6 +74,16 @@ def test_a_request_has_at_most_max_batch_instances(driver):
     assert [len(driver.run_next()[1]) for _ in range(2)] == [MAX_BATCH, 2]
 
 
+def test_an_instance_that_was_never_sent_is_gone_without_a_request(driver):
+    record = driver.set_desired()
+    driver.remove(record)
+    assert (record.state, driver.next_request(), driver.core.records()) == (
+        RegistrationState.GONE,
+        None,
+        (),
+    )
+
+
 def test_a_published_instance_is_withdrawn_once(driver):
     record = driver.publish()
     driver.remove(record)
@@ -100,7 +110,7 @@ def test_a_failed_request_is_made_again_without_limit(driver):
         assert (record.error, driver.core.health.up, driver.advance()) == (UNAVAILABLE, False, 1.0)
     events = driver.run_next()[2]
     assert events[0] == RegistryRecovered("memory://", 50.0)
-    assert driver.core.health.failures == 0
+    assert (driver.core.health.failures, driver.core.health.error) == (0, None)
     assert (record.state, record.error, driver.core.health.up) == (
         RegistrationState.PUBLISHED,
         None,
@@ -139,6 +149,7 @@ def test_a_registry_that_refuses_is_up(driver):
     driver.run_next(error=REFUSED)
     health = driver.core.health
     assert (health.up, health.since_ns, health.error) == (True, None, REFUSED)
+    assert health.pause_ns > driver.now_ns
 
 
 def test_a_sign_of_life_does_not_end_the_pause(driver):
@@ -346,24 +357,33 @@ def test_an_earlier_epoch_is_withdrawn_together_with_the_own_one(driver):
 
 def test_close_withdraws_all_at_once_during_a_backoff(driver):
     driver.publish()
-    refused = driver.publish(instance(2))
-    driver.remove(refused)
-    driver.run_next(error=REFUSED)
-    removed = driver.publish(instance(3))
-    failed = driver.set_desired(instance(4))
+    failed = driver.set_desired(instance(2))
     driver.run_next(error=UNAVAILABLE)
-    driver.remove(removed)
-    driver.now_ns += 1  # its request has not been made yet
-    never_sent = driver.set_desired(instance(5))
+    never_sent = driver.set_desired(instance(3))
     driver.core.close(driver.now_ns)
     assert never_sent.state is RegistrationState.GONE
-    kind, ids, _ = driver.run_next()
-    assert (kind, sorted(ids)) == ("withdraw", ["a:1", "a:2", "a:3", "a:4"])
+    assert driver.run_next()[:2] == ("withdraw", ["a:1", "a:2"])
     assert (failed.state, driver.next_request(), driver.core.next_wake_ns()) == (
         RegistrationState.GONE,
         None,
         NEVER,
     )
+
+
+def test_close_withdraws_a_refused_instance_at_once(driver):
+    record = driver.publish()
+    driver.remove(record)
+    driver.run_next(error=REFUSED)
+    driver.core.close(driver.now_ns)
+    assert driver.run_next()[:2] == ("withdraw", ["a:1"])
+
+
+def test_close_withdraws_what_was_removed_before(driver):
+    record = driver.publish()
+    driver.remove(record)
+    driver.now_ns += SECOND  # its request has not been made yet
+    driver.core.close(driver.now_ns)
+    assert driver.run_next()[:2] == ("withdraw", ["a:1"])
 
 
 def test_close_attempts_a_failing_withdrawal_twice(driver):
@@ -376,6 +396,15 @@ def test_close_attempts_a_failing_withdrawal_twice(driver):
         RegistrationState.WITHDRAWING,
         UNAVAILABLE,
     )
+
+
+def test_close_withdraws_an_instance_whose_publication_is_under_way(driver):
+    driver.set_desired()
+    request = driver.next_request()
+    driver.core.close(driver.now_ns)
+    driver.finish(request)
+    assert driver.run_next()[0] == "withdraw"
+    assert driver.core.next_wake_ns() == NEVER
 
 
 def test_a_failure_after_giving_up_is_no_event(driver):
