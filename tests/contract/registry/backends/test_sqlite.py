@@ -28,6 +28,7 @@ LEASE = 1.0
 SERVICE = "shop.Orders"
 ONE = ServiceInstance(service=SERVICE, host="10.0.0.1", port=1)
 TWO = ServiceInstance(service=SERVICE, host="10.0.0.2", port=1)
+THREE = ServiceInstance(service=SERVICE, host="10.0.0.3", port=1)
 
 
 @pytest.fixture
@@ -160,6 +161,22 @@ def test_a_change_or_another_file_is_seen_after_the_poll_interval_of_the_url(ope
         other.publish([instance])
     timer.advance(0.56)
     assert watcher.doubts("another file is in its place")
+
+
+def test_a_restored_copy_with_as_many_changes_is_seen(opened, path, timer):
+    watching = opened("?poll=0.5", timer=timer, lease=3600.0)
+    other = opened(timer=timer, lease=3600.0)
+    other.publish([ONE])
+    copy = shutil.copy(path, path.with_suffix(".copy"))
+    watching.watch(SERVICE, watcher := RecordingWatcher())
+    assert watcher.sees(ONE)
+    other.publish([TWO])
+    timer.advance(0.56)
+    assert watcher.sees(ONE, TWO)
+    Path(copy).replace(path)
+    other.publish([THREE])
+    timer.advance(0.56)
+    assert watcher.sees(ONE, THREE)
 
 
 def test_watches_continue_after_the_directory_was_missing(opened, path):
