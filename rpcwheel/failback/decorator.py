@@ -168,8 +168,8 @@ def with_failback(
         it returns an awaitable, a task. Both have the function's result, `default`, or the error.
 
     Raises:
-        ConfigurationError: `retry_on` is missing, a value is out of range, or with a journal an
-            argument of the function cannot be stored.
+        ConfigurationError: `retry_on` is missing, a setting is unknown, a value is out of range, or
+            with a journal an argument of the function cannot be stored.
         TypeError: A value is of a wrong type. Or the decorated object can't be called a second
             time with the same effect: it is not callable, or a generator function, or a
             classmethod or staticmethod object.

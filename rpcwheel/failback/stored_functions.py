@@ -111,18 +111,22 @@ class FunctionCodec:
         Raises:
             ConfigurationError: It is not; the message names the nearest.
         """
-        names = [
-            name
-            for name, parameter in self._signature.parameters.items()
-            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        ]
-        if not isinstance(chosen, str) or chosen in names:
+        parameters = self._signature.parameters
+        if not isinstance(chosen, str):
             return
-        near = difflib.get_close_matches(chosen, names, n=1)
-        meant = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
+        if chosen not in parameters:
+            near = difflib.get_close_matches(chosen, parameters, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(parameters)}"
+            problem = f"there is no argument {chosen!r}; {meant}"
+        elif parameters[chosen].kind in (
+            inspect.Parameter.VAR_POSITIONAL,
+            inspect.Parameter.VAR_KEYWORD,
+        ):
+            problem = f"{chosen!r} is several arguments; give a function"
+        else:
+            return
         raise ConfigurationError(
-            f"{self.name}: order_key must be the name of an argument, or a function, and there is "
-            f"no argument {chosen!r}; {meant}"
+            f"{self.name}: order_key must be the name of an argument, or a function, and {problem}"
         )
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoredFunction:

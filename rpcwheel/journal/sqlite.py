@@ -333,14 +333,18 @@ class SqliteJournal(SqlJournal):
     def _begin(self, db: sqlite3.Connection) -> int:
         """Return the time of a transaction. If the clock was set back, correct the file first."""
         now_ms = self._now_ms()
-        if not self._latest_ms <= now_ms < self._latest_ms + CLOCK_MS:
-            # Not the time that is stored below: this transaction may be rolled back.
-            self._latest_ms = _latest_ms(db)
-            back_ms = self._latest_ms - now_ms
-            if back_ms > CLOCK_MS:
-                db.execute("UPDATE call SET due_ms = due_ms - ? WHERE state < 3", (back_ms,))
-                db.execute("UPDATE worker SET ends_ms = ends_ms - ?", (back_ms,))
-            db.execute("UPDATE clock SET latest_ms = ?", (now_ms,))
+        if self._latest_ms <= now_ms < self._latest_ms + CLOCK_MS:
+            return now_ms
+        self._latest_ms = 0  # read it again: this transaction may be rolled back
+        latest_ms = _latest_ms(db)
+        if latest_ms <= now_ms < latest_ms + CLOCK_MS:
+            self._latest_ms = latest_ms
+            return now_ms
+        back_ms = latest_ms - now_ms
+        if back_ms > CLOCK_MS:
+            db.execute("UPDATE call SET due_ms = due_ms - ? WHERE state < 3", (back_ms,))
+            db.execute("UPDATE worker SET ends_ms = ends_ms - ?", (back_ms,))
+        db.execute("UPDATE clock SET latest_ms = ?", (now_ms,))
         return now_ms
 
     def _make_room(self) -> bool:
@@ -508,13 +512,9 @@ class _Transaction:
             if error is None:
                 self._db.execute("COMMIT")
         except BaseException as failure:
-            error = failure
+            self._end(failure)
             raise
-        finally:
-            try:
-                self._end(error)
-            finally:
-                del error  # else a cycle: the error, its traceback, and this frame
+        self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
         try:

@@ -143,6 +143,19 @@ def test_a_call_is_not_moved_if_the_first_request_after_the_clock_was_set_back_h
     assert [round(call.due_s) for call in journal.select(Filter())] == [-2, 58, 0]
 
 
+def test_a_call_is_moved_once_if_the_clock_is_set_back_to_about_the_time_before(journal):
+    now_s = [1_800_000_000.0]
+    journal.clock = lambda: now_s[0]
+    journal.append([new_call(1)])
+    now_s[0] += 3600.0
+    journal.append([new_call(2)])
+    now_s[0] -= 3599.5
+    journal.append([new_call(3, delay_s=7200.0)])
+    now_s[0] += 1.0
+    journal.append([new_call(4)])
+    assert [round(call.due_s) for call in journal.select(Filter())] == [-3601, -1, 7199, 0]
+
+
 @pytest.mark.parametrize("names", [[""], ["", "-wal", "-shm"]])
 def test_a_file_that_was_deleted_is_created_again(journal, path, names):
     journal.append([new_call(1)])
