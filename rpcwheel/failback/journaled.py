@@ -674,6 +674,8 @@ class JournalStore(Store):
             ]
             if not self._flush_waiters or len(self._calls):
                 return
+        # Of calls that have ended since this look has asked for others: another look follows.
+        has_results = self.journal.unstored_results > 0
         with self.journal.beside() as backend:
             is_left = any(
                 self.routes.to(target, call.method)
@@ -682,7 +684,7 @@ class JournalStore(Store):
                     Filter(queue=self._name, target=target, states=UNDELIVERED)
                 )
             )
-        if not is_left or (self.found_none and self._timeouts.stopped):
+        if not is_left or (self.found_none and self._timeouts.stopped and not has_results):
             self._end_flushes(flushed=not is_left)
 
     def _end_flushes(self, *, flushed: bool) -> None:

@@ -441,6 +441,32 @@ def test_flush_attempts_all_calls_although_a_stopped_timer_cannot_pace_them(
     assert stored(url) == []
 
 
+def test_flush_with_a_stopped_timer_waits_for_the_result_of_a_call_that_has_just_ended(
+    shop, push, client, new_queues, script
+):
+    timer, may_store, has_looked = ManualTimer(), threading.Event(), threading.Event()
+    channel = client(queues=new_queues(timer))
+    shop.then("UNAVAILABLE", hang := Hang())
+    push(channel)
+
+    def end_the_call():
+        script.pop("take")
+        shop.calls[1].ended.set()
+        assert wait_until(lambda: client.queues.stats()["*"].redelivered == 1)
+        script["select"] = has_looked.set
+
+    script["report"] = lambda: may_store.wait(WAIT_S)
+    with ThreadPoolExecutor() as pool:
+        flushes = [pool.submit(client.queues.flush, WAIT_S)]
+        assert hang.begun.wait(WAIT_S)
+        timer.stop()
+        script["take"] = end_the_call
+        flushes.append(pool.submit(client.queues.flush, WAIT_S))
+        assert has_looked.wait(WAIT_S)
+        may_store.set()
+        assert [flush.result() for flush in flushes] == [True, True]
+
+
 @pytest.mark.parametrize("request_name", ["take", "select"])
 def test_flush_ends_if_the_timer_was_stopped_and_the_journal_fails(
     request_name, shop, push, client, new_queues, script
