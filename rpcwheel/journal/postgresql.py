@@ -57,6 +57,9 @@ R = TypeVar("R")
 SCHEMA_VERSION: Final = 1
 """The version of the tables, in the table `version`."""
 
+ENCODINGS: Final = {"UTF8", "SQL_ASCII"}
+"""The encodings of databases that can store every text."""
+
 TIMEOUT_S: Final = 10.0
 """How long a request waits for the server, and a statement for locks."""
 
@@ -512,6 +515,12 @@ class PostgresqlJournal(SqlJournal):
         Statements that follow a lock must see what it has waited for, whatever level of isolation
         is the default of the role or the database.
         """
+        encoding = db.info.parameter_status("server_encoding")
+        if encoding not in ENCODINGS:
+            raise JournalRefused(
+                f"{self.url}: the database has the encoding {encoding}, which cannot store every "
+                "text of an error; create one with ENCODING 'UTF8'"
+            )
         limit = f"{round(timeout_s * 1e3)}ms"
         db.execute(
             """SELECT set_config('statement_timeout', %(limit)s, false),

@@ -279,6 +279,15 @@ def test_texts_are_kept_in_a_database_without_an_encoding(postgresql, schema, op
     assert journal.delete(Filter(error="∑")) == 1
 
 
+def test_a_database_whose_encoding_lacks_characters_is_refused(postgresql, schema, opened):
+    postgresql.ask(
+        f"CREATE DATABASE {schema} ENCODING 'LATIN1' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+    )
+    journal = opened(f"{postgresql.journal_url().removesuffix('postgres')}{schema}")
+    with pytest.raises(JournalRefused, match="has the encoding LATIN1"):
+        journal.append([new_call(1)])
+
+
 def test_a_server_that_only_reads_is_unavailable(journal, postgresql, schema, opened):
     journal.append([new_call(1)])
     reading = opened(
