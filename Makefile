@@ -7,7 +7,7 @@
 #   DOCS_VERSION=0.1.0   the version whose documentation `make docs` builds; its source links lead to the tag v0.1.0
 
 PYTHON ?= python3
-ARGS   ?= -n 4
+ARGS   ?=
 export DOCS_VERSION ?= dev
 
 BIN := .venv/bin
@@ -15,6 +15,9 @@ BIN := .venv/bin
 checksum  = $(firstword $(shell printf '%s' '$(1)' | cksum))
 VENV      := .venv/made-$(call checksum,$(shell $(PYTHON) -c 'import sys; print(sys.base_prefix, sys.version)'))
 INSTALLED := .venv/installed-$(call checksum,$(CC) $(CFLAGS) $(LDFLAGS))
+# Most tests wait for most of their time, so that more processes than processors are faster. Those of faults and of other
+# programs have time limits for programs that have a processor.
+pytest = $(BIN)/python -m pytest $(or $(ARGS),-n $(1))
 # The compiled files and their build settings. (Other changes need no build: the installation is editable.)
 BUILT_FROM := pyproject.toml $(wildcard rpcwheel/timer/_*.py rpcwheel/timer/*.pxd)
 
@@ -32,19 +35,19 @@ demo: $(INSTALLED)         ## server and client are killed under calls, and star
 	$(BIN)/python examples/demo.py
 
 test: .venv/test           ## unit and contract tests: Python and loopback sockets only
-	$(BIN)/python -m pytest $(ARGS) tests/unit tests/contract
+	$(call pytest,6) tests/unit tests/contract
 
 test-all: test test-rest test-pure  ## every test; starts the registry engines that are installed
 
 test-rest: .venv/test      ## faults and interop tests
-	$(BIN)/python -m pytest $(ARGS) tests/faults tests/interop
+	$(call pytest,2) tests/faults tests/interop
 
 test-etcd: .venv/test      ## the tests of etcd, with a newer etcd that is built first; needs go
 	RPCWHEEL_ETCD="$$(.ci/build_etcd)" && export RPCWHEEL_ETCD && \
-		$(BIN)/python -m pytest $(ARGS) -k etcd tests/faults/registry tests/faults/cli
+		$(call pytest,4) -k etcd tests/faults/registry tests/faults/cli
 
 test-pure: .venv/test      ## the timer tests with the pure Python form of the timer
-	RPCWHEEL_PURE=1 RPCWHEEL_EXPECT=pure $(BIN)/python -m pytest $(ARGS) \
+	RPCWHEEL_PURE=1 RPCWHEEL_EXPECT=pure $(call pytest,4) \
 		tests/unit/timer \
 		tests/contract/test_package.py::test_the_timer_runs_in_the_requested_form
 
