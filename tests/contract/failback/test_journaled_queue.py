@@ -259,7 +259,11 @@ def test_a_result_that_is_not_stored_yet_when_its_lease_ends_is_reported(
     store(url, target=shop.target)
     reported, go_on, looked = threading.Event(), threading.Event(), threading.Event()
     script["report"] = lambda: (reported.set(), go_on.wait(WAIT_S))
+    shop.then(hang := Hang())
     begin_late()
+    assert hang.begun.wait(WAIT_S)
+    wait_until_quiet()  # a look that ran beside the report would wait for it, and none could follow
+    shop.calls[0].ended.set()
     assert reported.wait(WAIT_S)
     pass_time(16)
     take_over(1)
