@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    except KeyboardInterrupt:  # the imports take a second
+    except KeyboardInterrupt:  # during the imports
         return INTERRUPTED
     except OSError as error:
         if error.errno not in NOT_WRITTEN:

@@ -674,7 +674,8 @@ class JournalStore(Store):
             ]
             if not self._flush_waiters or len(self._calls):
                 return
-        # Of calls that have ended since this look has asked for others: another look follows.
+        # If there are some, calls have ended since this look has asked for others, and another look
+        # follows.
         has_results = self.journal.unstored_results > 0
         with self.journal.beside() as backend:
             is_left = any(

@@ -516,7 +516,7 @@ class PostgresqlJournal(SqlJournal):
         is the default of the role or the database.
         """
         encoding = db.info.parameter_status("server_encoding")
-        if encoding not in ENCODINGS:
+        if encoding and encoding not in ENCODINGS:  # a proxy may not tell it
             raise JournalRefused(
                 f"{self.url}: the database has the encoding {encoding}, which cannot store every "
                 "text of an error; create one with ENCODING 'UTF8'"

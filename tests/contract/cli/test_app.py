@@ -52,6 +52,18 @@ def test_the_shell_completes_commands_and_the_schemes_of_registry_urls() -> None
         assert completed.stdout.split() == found, completed.stderr
 
 
+def test_only_the_command_that_is_used_is_imported() -> None:
+    code = """
+import sys
+from rpcwheel.cli import main
+status = main(["config", "--help"])
+names = "config", "journal", "top"
+print(status, *(name for name in names if f"rpcwheel.cli.{name}" in sys.modules))
+"""
+    run = python("-c", code)
+    assert run.stdout.splitlines()[-1] == "0 config", run.stderr
+
+
 def test_without_the_extra_it_says_what_to_install_and_it_needs_no_protobuf(tmp_path) -> None:
     code = """
 import sys

@@ -88,15 +88,33 @@ def interrupt(monkeypatch):
     return interrupt
 
 
-def test_counts_do_not_wait_for_those_that_a_signal_handler_interrupts(worker):
-    def stats():
-        free = worker._lock.acquire(blocking=False)
-        if free:
-            worker._lock.release()
-        return free
+def ends(function):
+    """Whether a function returns. If it waits for itself, its thread goes on."""
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    return not thread.is_alive()
 
-    worker._invokers = {"orders": Mock(stats=stats)}
-    assert worker.stats() == {"orders": True}
+
+def test_counts_do_not_wait_for_those_that_a_signal_handler_interrupts(worker):
+    worker._invokers = {"orders": Mock(stats=lambda: worker.skipped)}
+    assert ends(worker.stats)
+
+
+def test_a_count_does_not_wait_for_one_that_a_signal_handler_interrupts(worker, monkeypatch):
+    worker.start()
+    backend = worker._journal.backend
+    depths, counted = backend.depths, []
+
+    def interrupted():
+        monkeypatch.setattr(backend, "depths", depths)
+        counted.append(worker.count())
+        return depths()
+
+    monkeypatch.setattr(backend, "depths", interrupted)
+    assert ends(worker.count)
+    assert counted == [0]
+    worker.close()
 
 
 def test_a_close_that_is_interrupted_while_it_waits_for_the_thread_ends_the_worker(
