@@ -57,6 +57,14 @@ def lowest(session: nox.Session) -> None:
     session.run("pytest", "-n", "2", *session.posargs)
 
 
+@nox.session(python=PYTHONS[-2:])
+def uvloop(session: nox.Session) -> None:
+    """Run the unit and contract tests with the event loop of uvloop in place of asyncio's."""
+    session.install("--editable", ".[test]")
+    arguments = session.posargs or ["tests/unit", "tests/contract"]
+    session.run("pytest", "-n", "4", *arguments, env={"RPCWHEEL_TEST_LOOP": "uvloop"})
+
+
 @nox.session(python=PYTHONS)
 def extras(session: nox.Session) -> None:
     """Install the wheel in `dist/` with each extra alone, and with all of them; try it."""

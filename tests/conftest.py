@@ -1,11 +1,14 @@
 """Fixtures and settings of all tests."""
 
+import asyncio
 import gc
+import os
 import signal
 
 import grpc
 import pytest
 
+from fixtures.event_loops import uvloop
 from rpcwheel.telemetry import components
 from rpcwheel.timer.queue import FORM
 
@@ -16,6 +19,10 @@ gc.disable()  # until all tests are collected: half of the time would go into vi
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell ignores SIGINT in background jobs, but tests interrupt themselves and their processes.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+if os.environ.get("RPCWHEEL_TEST_LOOP") == "uvloop":  # all event loops of the tests
+    asyncio.new_event_loop = asyncio.events.new_event_loop = uvloop.new_event_loop
 
 
 def pytest_sessionstart() -> None:

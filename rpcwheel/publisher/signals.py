@@ -35,15 +35,15 @@ def is_main_thread() -> bool:
 
 
 def signal_handled_by_loop() -> str:
-    """The name of a signal that has a handler of asyncio's `loop.add_signal_handler`; or "".
+    """The name of a signal that has a handler of `loop.add_signal_handler`; or "".
 
-    asyncio gets such a signal through `signal.set_wakeup_fd`, whatever handler `signal.signal` sets
-    later. The signal is recognized by the handler that asyncio sets for it, which does nothing;
-    handlers of uvloop can't be detected.
+    A loop gets such a signal through `signal.set_wakeup_fd`, whatever handler `signal.signal` sets
+    later. The signal is recognized by the handler that asyncio, or uvloop, sets for it, which does
+    nothing.
     """
     for number in TERMINATION_SIGNALS:
         name = getattr(signal.getsignal(number), "__name__", "")
-        if name == "_sighandler_noop":
+        if name in ("_sighandler_noop", "_Loop__sighandler"):
             return number.name
     return ""
 

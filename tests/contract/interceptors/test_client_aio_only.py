@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import sys
 
 import grpc
 import pytest
@@ -44,6 +45,25 @@ async def test_several_tasks_may_await_one_call(shop, own):
     shop.then("UNAVAILABLE")
     call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
     assert await asyncio.gather(*(asyncio.wait_for(call, 9) for _ in range(3))) == [b"x"] * 3
+
+
+async def answers(call):
+    return await read_all(call) if hasattr(call, "read") else [await call]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="asyncio has no eager tasks")
+async def test_calls_are_made_in_eager_tasks(shop, own):
+    asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+    channel = own.retrying()
+    for kind, method in METHODS.items():
+        begin, streams = getattr(channel, kind)(method), kind.startswith("stream")
+        shop.then("UNAVAILABLE")
+        assert await answers(begin(sent(b"x") if streams else b"x")) == [b"x"]
+        if streams:
+            written = begin()
+            await written.write(b"x")
+            await written.done_writing()
+            assert await answers(written) == [b"x"]
 
 
 async def test_a_message_that_arrives_just_before_message_timeout_is_received(shop, own, timer):

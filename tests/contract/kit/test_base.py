@@ -105,7 +105,8 @@ def test_from_file_reads_a_file(kind, tmp_path):
 
 
 def test_from_env_reads_the_environment(kind, monkeypatch):
-    monkeypatch.delenv("RPCWHEEL_TEST_WAIT_SCALE", raising=False)  # it is no setting of a kit
+    for name in ("LOOP", "WAIT_SCALE"):  # they are no settings of a kit
+        monkeypatch.delenv(f"RPCWHEEL_TEST_{name}", raising=False)
     monkeypatch.setenv("RPCWHEEL_RETRY__RETRY_ON", '["UNAVAILABLE"]')
     monkeypatch.setenv("RPCWHEEL_RETRY__MAX_ATTEMPTS", "4")
     assert kind.from_env().policy == KitPolicy(retry=RETRY)

@@ -120,7 +120,7 @@ async def writes_after_the_end(call):
     ("program", "options", "code"),
     [
         (writes, {}, grpc.StatusCode.UNAVAILABLE),
-        (writes, {"timeout": 0, "wait_for_ready": True}, grpc.StatusCode.DEADLINE_EXCEEDED),
+        (writes, {"timeout": 0.05, "wait_for_ready": True}, grpc.StatusCode.DEADLINE_EXCEEDED),
         (writes_after_the_end, {}, grpc.StatusCode.UNAVAILABLE),
     ],
 )

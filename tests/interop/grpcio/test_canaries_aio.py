@@ -7,6 +7,7 @@ docs/grpcio.md too.
 
 import asyncio
 import gc
+import sys
 import time
 import weakref
 
@@ -38,6 +39,13 @@ class StreamUnary(aio.StreamUnaryClientInterceptor):
         call = await continuation(details, requests)
         await call.code()
         return call
+
+
+class PassOn(aio.StreamUnaryClientInterceptor):
+    """Changes nothing."""
+
+    async def intercept_stream_unary(self, continuation, details, requests):
+        return await continuation(details, requests)
 
 
 class EveryKind(
@@ -89,16 +97,21 @@ async def test_an_interceptor_that_waits_for_a_request_stream_blocks_the_writer(
 
 async def test_a_write_to_an_intercepted_call_during_done_writing_is_accepted(shop):
     """docs/grpcio.md recommends `intercept_channel`, whose calls refuse such a `write`."""
-
-    class PassOn(aio.StreamUnaryClientInterceptor):
-        async def intercept_stream_unary(self, continuation, details, requests):
-            return await continuation(details, requests)
-
     async with channel_to(shop, PassOn()) as channel:
         shop.then(Hang())
         call = channel.stream_unary(STREAM_UNARY)()
         await asyncio.gather(call.done_writing(), call.write(b"lost"))
         call.cancel()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="asyncio has no eager tasks")
+async def test_a_write_to_an_intercepted_call_fails_with_eager_tasks(shop):
+    """docs/grpcio.md recommends `intercept_channel`, whose calls can be written."""
+    async with channel_to(shop, PassOn()) as channel:
+        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+        call = channel.stream_unary(STREAM_UNARY)()
+        with pytest.raises(asyncio.InvalidStateError, match="finished"):
+            await call.write(b"x")
 
 
 async def test_a_call_whose_request_has_a_wrong_type_raises_and_does_not_end(aio_shop_channel):

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from fixtures.event_loops import uvloop
 from rpcwheel.publisher.signals import (
     SIGNAL_HANDLERS,
     SignalHandlers,
@@ -87,7 +88,11 @@ def test_a_previous_handler_need_not_be_hashable():
     assert signal.getsignal(signal.SIGTERM) is previous
 
 
-def test_a_handler_of_an_asyncio_loop_is_detected():
+@pytest.mark.parametrize("loops", [asyncio, uvloop], ids=["asyncio", "uvloop"])
+def test_a_handler_of_a_loop_is_detected(loops):
+    if loops is None:
+        pytest.skip("uvloop is not installed")
+
     async def added():
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, print)
@@ -95,7 +100,8 @@ def test_a_handler_of_an_asyncio_loop_is_detected():
         loop.remove_signal_handler(signal.SIGTERM)
         return known, signal_handled_by_loop()
 
-    assert asyncio.run(added()) == ("SIGTERM", "")
+    with asyncio.Runner(loop_factory=loops.new_event_loop) as runner:
+        assert runner.run(added()) == ("SIGTERM", "")
 
 
 def test_an_ignored_signal_stays_ignored():

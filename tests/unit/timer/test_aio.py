@@ -37,6 +37,8 @@ def run(request):
 
 async def test_a_timer_has_one_handle_in_the_loop():
     loop, counts, done = asyncio.get_running_loop(), [], asyncio.Event()
+    if not hasattr(loop, "_scheduled"):
+        pytest.skip("uvloop does not show its handles")
 
     def count(_=None):
         ours = [handle for handle in loop._scheduled if handle._callback is aio._on_wakeup]
