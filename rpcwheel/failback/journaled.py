@@ -613,7 +613,7 @@ class JournalStore(Store):
 
     def ensure_counted(self, *, block: bool) -> None:
         """Count the calls if they were never counted: now, or on a worker thread."""
-        self.journal.ensure_counted(block=block)
+        self.journal.counts.ensure(block=block)
 
     def entries(self) -> list[QueueEntry]:
         """List the calls in the journal, at most 1,000.

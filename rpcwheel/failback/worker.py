@@ -16,7 +16,6 @@ import threading
 import time
 import warnings
 import weakref
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -292,8 +291,7 @@ class JournalWorker:
         if journal is None:
             return 0
         if not self._closed:
-            with suppress(JournalError), journal.beside():
-                journal.counts.count()
+            journal.counts.count()
         select = self._settings.select
         selected = (depth for depth in journal.counts.depths if select(depth.queue, depth.target))
         return sum(depth.waiting + depth.taken for depth in selected)

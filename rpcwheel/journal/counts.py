@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel._concurrency.executor import SerialExecutor
@@ -18,6 +19,7 @@ from rpcwheel.errors import JournalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from .backend import Depth, JournalBackend
     from .outage import Outage
@@ -39,11 +41,18 @@ class Counts:
     Thread-safe, except for `added` and `refresh`, which one thread at a time may call.
     """
 
-    def __init__(self, backend: JournalBackend, outage: Outage, now_ns: Callable[[], int]) -> None:
-        """Begin without a count; `now_ns` is the clock of `count_if_due`."""
+    def __init__(
+        self,
+        backend: JournalBackend,
+        outage: Outage,
+        now_ns: Callable[[], int],
+        beside: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        """Begin without a count; `now_ns` is the clock, and `beside` the method of the journal."""
         self._backend = backend
         self._outage = outage
         self._now_ns = now_ns
+        self._beside = beside
         self.depths: list[Depth] = []
         """The last count."""
         self._stored: Counter[str] = Counter()
@@ -111,8 +120,8 @@ class Counts:
             self._executor.submit(self.count)
 
     def count(self) -> None:
-        """Count the calls now. Blocks."""
-        with self._lock:
+        """Count the calls now. Blocks, but not in a finalizer that has interrupted a request."""
+        with suppress(JournalError), self._beside(), self._lock:
             self._count()
 
     def _count(self) -> None:

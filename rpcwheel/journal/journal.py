@@ -103,7 +103,7 @@ class Journal:
         """The clock for leases; that of a `ManualTimer` if the journal has its time too."""
         self.users = 0
         self.outage = Outage(str(self.url), self.now_ns, lambda: self.unstored_results)
-        self.counts = Counts(self.backend, self.outage, self.now_ns)
+        self.counts = Counts(self.backend, self.outage, self.now_ns, self.beside)
         self._workers: dict[str, tuple[str, Callable[[list[int]], object]]] = {}
         self.reset()
         reset_after_fork(self)
@@ -447,14 +447,6 @@ class Journal:
             ),
             problem,
         )
-
-    def ensure_counted(self, *, block: bool) -> None:
-        """Count the calls if that was never tried: now, or on a worker thread."""
-        if block and not self._is_interrupted():
-            with self.beside():  # a signal handler must not wait for the count that it interrupts
-                self.counts.ensure(block=True)
-        else:
-            self.counts.ensure(block=False)
 
     # --- The end ---
 

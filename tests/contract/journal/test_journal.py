@@ -566,19 +566,20 @@ def test_requests_in_a_signal_handler_are_refused_while_its_thread_reads(journal
     assert "handler" not in [call.key for call in stored(url)]
 
 
-def test_a_count_in_a_signal_handler_does_not_wait_for_the_count_that_it_interrupts(
-    journal, script
+@pytest.mark.parametrize("block", [True, False], ids=["here", "on a worker thread"])
+def test_a_count_in_a_handler_does_not_wait_for_the_count_that_it_interrupts(
+    block, journal, script
 ):
     handled = []
 
     def handle():
         del script["depths"]
-        journal.ensure_counted(block=True)
+        journal.counts.ensure(block=True)
         handled.append(1)
 
     script["depths"] = handle
-    journal.ensure_counted(block=True)
-    assert handled
+    journal.counts.ensure(block=block)
+    wait_until(lambda: handled)
 
 
 def test_max_pending_limits_the_calls_also_during_a_long_request_beside(journal, url):

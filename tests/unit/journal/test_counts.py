@@ -1,5 +1,6 @@
 """How long a process relies on its count of the stored calls."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 from rpcwheel.journal import counts
@@ -22,7 +23,7 @@ def test_counting_takes_at_most_one_percent_of_the_time(monkeypatch):
     monkeypatch.setattr(counts, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     backend = Backend(clock)
     outage = SimpleNamespace(is_failing=False, succeeded=lambda: None, failed=print)
-    stored = counts.Counts(backend, outage, lambda: 0)
+    stored = counts.Counts(backend, outage, lambda: 0, nullcontext)
     for _ in range(200):
         stored.refresh("*", 1000)
         clock.now_s += 0.5
