@@ -8,12 +8,13 @@ elapsed time is an argument.
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import tenacity
 from tenacity.retry import retry_base
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from rpcwheel.durations import Duration
 
 __all__ = ["Backoff", "failed_state"]
+
+F = TypeVar("F")
 
 _RETRYING: Final = tenacity.Retrying()
 """`retry_state.retry_object` for tenacity's objects."""
@@ -238,7 +241,7 @@ def check_wait(
         ConfigurationError: NaN or negative seconds.
     """
     if callable(wait) and not isinstance(wait, (type, stop_base, retry_base)):
-        return wait
+        return _plain(wait, subject)
     if isinstance(wait, bool) or not isinstance(wait, (int, float, timedelta)):
         raise TypeError(f"{subject} must be {allowed}, not {wait!r}")
     wait_ns = to_ns(wait, subject=subject)
@@ -248,12 +251,20 @@ def check_wait(
     return JitteredWait(seconds, seconds, multiplier=1.0)
 
 
+def _plain(function: F, subject: str) -> F:
+    """Return a function; TypeError if it is a coroutine function, or an object with one."""
+    for each in (function, getattr(function, "__call__", None)):  # noqa: B004 - that of an object
+        if inspect.iscoroutinefunction(each):
+            raise TypeError(f"{subject} must be a plain function, no coroutine function: {each!r}")
+    return function
+
+
 def _check_stop(stop: StopBaseT | None) -> StopBaseT | None:
     candidate: object = stop
     if stop is None or (
         callable(candidate) and not isinstance(candidate, (type, wait_base, retry_base))
     ):
-        return stop
+        return _plain(stop, "stop")
     raise TypeError(
         "stop must be None or a tenacity stop object such as stop_after_delay(600), "
         f"not {stop!r}; for a number of attempts use max_attempts"
