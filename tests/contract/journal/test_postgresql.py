@@ -288,6 +288,11 @@ def test_a_database_whose_encoding_lacks_characters_is_refused(postgresql, schem
         journal.append([new_call(1)])
 
 
+def test_a_database_whose_encoding_a_proxy_does_not_tell_is_used(journal, monkeypatch):
+    monkeypatch.setattr(psycopg.ConnectionInfo, "parameter_status", lambda *_: None)
+    journal.append([new_call(1)])
+
+
 def test_a_server_that_only_reads_is_unavailable(journal, postgresql, schema, opened):
     journal.append([new_call(1)])
     reading = opened(
