@@ -181,22 +181,22 @@ def _window(far: Far, scale: Scale, sent: Sent, *, own_threads: int) -> dict[str
         threads.append(len(list(TASKS.iterdir())) - own_threads)
     ended_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns() - cpu_ns
     sent_after = _counted(sent)
-    came_ns = [at_ns for at_ns in far.ask("beats") if began_ns <= at_ns < ended_ns]
+    arrived_ns = [at_ns for at_ns in far.ask("beats") if began_ns <= at_ns < ended_ns]
     wall_ns = ended_ns - began_ns
     intervals = wall_ns / 1e9 / scale.interval_s
-    came = len(came_ns) / intervals
+    arrived = len(arrived_ns) / intervals
     sent_s = sent_after[1] - sent_before[1]
     sent_here = (sent_after[0] - sent_before[0]) * scale.interval_s / sent_s
     values = {
         "cpu_percent": 100 * cpu_ns / wall_ns,
         "threads": float(median(threads)),
         "most_threads": float(max(threads)),
-        "sent": sent_here or came,
-        "came": came,
+        "sent": sent_here or arrived,
+        "arrived": arrived,
         "interval_s": scale.interval_s,
         "channels": float(scale.channels),
     }
-    return values | _tenths([at_ns - began_ns for at_ns in came_ns], scale.interval_s)
+    return values | _tenths([at_ns - began_ns for at_ns in arrived_ns], scale.interval_s)
 
 
 def _tenths(ages_ns: list[int], interval_s: float) -> dict[str, float]:
