@@ -44,8 +44,7 @@ FULL = Scale(
 QUICK = Scale(
     calls=25, streams=1, messages=100, rounds=61, stream_rounds=21, warm_up=3, hedged=1000
 )
-TINY = Scale(calls=2, streams=1, messages=3, rounds=2, stream_rounds=1, warm_up=1, hedged=40)
-SCALES = {"full": FULL, "quick": QUICK, "tiny": TINY}
+SCALES = {"full": FULL, "quick": QUICK}
 
 
 @dataclass(frozen=True, slots=True)

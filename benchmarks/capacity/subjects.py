@@ -37,7 +37,6 @@ class Scale:
 SCALES = {
     "full": Scale(small=20_000, connections=500, methods=250, stored=50_000),
     "quick": Scale(small=5_000, connections=100, methods=100, stored=5_000),
-    "tiny": Scale(small=50, connections=3, methods=5, stored=50),
 }
 
 OF_CLIENTS = (QUEUED, QUEUED_AIO, BARE, RECONNECTING, HEARTBEAT)

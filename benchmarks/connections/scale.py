@@ -75,26 +75,4 @@ QUICK = Scale(
     cycles_s=15.0,
     settle_s=1.5,
 )
-TINY = Scale(
-    channels=4,
-    interval_s=0.3,
-    intervals=2,
-    calls=2,
-    rounds=2,
-    warm_up=1,
-    replacements=2,
-    outages=1,
-    outage_s=0.2,
-    freezes=1,
-    beat_s=0.2,
-    dead_s=0.6,
-    timeout_s=4.0,
-    connections=6,
-    looks=2,
-    closings=1,
-    idle_s=0.5,
-    cycles=30,
-    cycles_s=10.0,
-    settle_s=0.3,
-)
-SCALES = {"full": FULL, "quick": QUICK, "tiny": TINY}
+SCALES = {"full": FULL, "quick": QUICK}

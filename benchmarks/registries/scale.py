@@ -75,26 +75,4 @@ QUICK = Scale(
     lease_s=6.0,
     window_s=2.0,
 )
-TINY = Scale(
-    calls=2,
-    rounds=2,
-    warm_up=1,
-    few=2,
-    many=3,
-    picks=10,
-    pick_rounds=2,
-    picked=(2, 3, 4),
-    listed=5,
-    prepared=2,
-    restarted=3,
-    restart_pause_s=0.01,
-    instances=4,
-    sessions=2,
-    subscribers=4,
-    changes=1,
-    timeout_s=20.0,
-    publishers=2,
-    lease_s=1.5,
-    window_s=0.4,
-)
-SCALES = {"full": FULL, "quick": QUICK, "tiny": TINY}
+SCALES = {"full": FULL, "quick": QUICK}
