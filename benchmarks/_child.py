@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks._process import ROOT
 from benchmarks.calls.scale import Row
-from benchmarks.calls.server_process import ROOT
 from benchmarks.calls.subjects import Skipped
 
 

@@ -39,7 +39,7 @@ class SlowServer(ServerProcess):
 
     def calls(self) -> int:
         """How many calls it has received."""
-        return int(self._ask("calls"))
+        return int(self.ask("calls"))
 
 
 def measure(world: World, scale: Scale) -> list[Row]:

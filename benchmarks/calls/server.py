@@ -8,7 +8,6 @@ with the CPU time that the process has used, and ends when its stdin does.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from benchmarks._process import obey
 from benchmarks.calls import own, rivals
 from benchmarks.calls.subjects import BARE, GRPC_INTERCEPTOR, KIT, NOOP, OTEL
 from benchmarks.calls.wire import PAYLOAD, SERVICE
@@ -48,7 +48,7 @@ def _serve(subjects: tuple[str, ...]) -> None:
         ports[name] = server.add_insecure_port("127.0.0.1:0")
         server.start()
         servers.append(server)
-    _answer(ports)
+    obey(ports, _cpu_ns)
     for server in servers:
         server.stop(None).wait()
 
@@ -62,15 +62,13 @@ async def _serve_aio(subjects: tuple[str, ...]) -> None:
         ports[name] = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         servers.append(server)
-    await asyncio.to_thread(_answer, ports)
+    await asyncio.to_thread(obey, ports, _cpu_ns)
     for server in servers:
         await server.stop(None)
 
 
-def _answer(ports: dict[str, int]) -> None:
-    print(json.dumps(ports), flush=True)
-    for _ in sys.stdin:
-        print(time.process_time_ns(), flush=True)
+def _cpu_ns(_: object) -> int:
+    return time.process_time_ns()
 
 
 def _handlers(*behaviours: Callable[..., Any]) -> grpc.GenericRpcHandler:

@@ -8,62 +8,33 @@ in the next; bound to one processor, 46 to 47 µs.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Self
 
+from benchmarks._process import Process
 from benchmarks.calls.scale import World
 
-ROOT = Path(__file__).parents[2]
 
-
-class ServerProcess:
+class ServerProcess(Process):
     """A process with one server for each subject."""
 
     program = "benchmarks.calls.server"
 
     def __init__(self, world: World, *subjects: str) -> None:
-        command = [sys.executable, "-m", self.program, world, *subjects]
         self._processors = sorted(_processors())
         _bind_to(self._processors[-1:])  # for the new process, which inherits it
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        super().__init__(self.program, world, *subjects)
         _bind_to(self._processors[:1])  # for this thread, and for those that it starts
-        ports: dict[str, int] = json.loads(self._ask(None))
-        self.targets = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+        self.targets = {name: f"127.0.0.1:{port}" for name, port in self.first.items()}
 
     def cpu_ns(self) -> int:
         """The CPU time of all its threads so far."""
-        return int(self._ask("cpu"))
-
-    def _ask(self, question: str | None) -> str:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        if question is not None:
-            self._process.stdin.write(f"{question}\n")
-            self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise RuntimeError(f"the servers' process ended with {self._process.wait()}")
-        return answer
+        return int(self.ask("cpu"))
 
     def close(self) -> None:
         """End the process."""
-        with self._process:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
+        super().close()
         _bind_to(self._processors)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _processors() -> set[int]:

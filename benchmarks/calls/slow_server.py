@@ -8,13 +8,13 @@ each run: an attempt that is sent again may be delayed again.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import sys
 
 import grpc
 import grpc.aio
 
+from benchmarks._process import obey
 from benchmarks.calls.wire import SERVICE
 
 WORK_S = 0.005
@@ -47,14 +47,8 @@ async def serve(name: str) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    await asyncio.to_thread(_answer, {name: port}, service)
+    await asyncio.to_thread(obey, {name: port}, lambda _: service.calls)
     await server.stop(None)
-
-
-def _answer(ports: dict[str, int], service: SlowService) -> None:
-    print(json.dumps(ports), flush=True)
-    for _ in sys.stdin:
-        print(service.calls, flush=True)
 
 
 if __name__ == "__main__":

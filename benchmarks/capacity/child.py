@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 
 import rpcwheel
-from benchmarks.calls.server_process import ROOT
+from benchmarks._engines import engine
 from benchmarks.capacity.subjects import (
     BARE,
     BODY,
@@ -299,10 +299,9 @@ MAKERS: dict[str, Callable[[ExitStack], Make]] = {
 # Disk
 
 
-def disk(engine: str, number: int) -> Disk:
+def disk(name: str, number: int) -> Disk:
     """The size of an engine's data for so many calls, and after their delivery."""
-    sys.path.append(str(ROOT / "tests"))
-    with ENGINES[engine]() as (url, size):
+    with ENGINES[name]() as (url, size):
         journal = open_journal_backend(url)
         journal.depths()  # opens it, and makes its tables
         empty = size()
@@ -311,7 +310,7 @@ def disk(engine: str, number: int) -> Disk:
         deliver(journal)
         delivered = size()
         journal.close()
-    return Disk(engine, number, (stored - empty) / number, (delivered - empty) / number)
+    return Disk(name, number, (stored - empty) / number, (delivered - empty) / number)
 
 
 def store(journal: JournalBackend, number: int) -> None:
@@ -349,11 +348,9 @@ def sqlite() -> Measured:
 @contextmanager
 def postgresql() -> Measured:
     """The tables of the journal with their indexes, without the write-ahead log."""
-    from fixtures.engine_postgresql import PostgresqlEngine
+    import psycopg
 
-    with PostgresqlEngine() as server:
-        import psycopg
-
+    with engine("postgresql")() as server:
         url = server.journal_url()
 
         def size() -> int:
@@ -370,11 +367,9 @@ def postgresql() -> Measured:
 @contextmanager
 def redis() -> Measured:
     """The memory of the server."""
-    from fixtures.engine_redis import RedisEngine
+    from redis import Redis
 
-    with RedisEngine() as server:
-        from redis import Redis
-
+    with engine("redis")() as server:
         client = Redis(port=server.port)
         yield server.url(), lambda: int(client.info("memory")["used_memory"])
 

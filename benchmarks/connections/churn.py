@@ -29,7 +29,7 @@ def measure(world: World, scale: Scale) -> list[Row]:
 def _row(world: World, name: str, scale: Scale) -> Row:
     with Far(world, name) as far:
         if name == DETECTOR:
-            far.ask("idle", name, str(IDLE_S))
+            far.ask(["idle", name, IDLE_S])
         end = time.monotonic() + scale.cycles_s
         _cycle(far.targets[name], scale.cycles // 10, end)
         before = _settled(far, name, scale)
@@ -46,7 +46,7 @@ def _row(world: World, name: str, scale: Scale) -> Row:
 
 def _settled(far: Far, name: str, scale: Scale) -> dict[str, int]:
     time.sleep(scale.settle_s)
-    state: dict[str, int] = far.ask("state", name)
+    state: dict[str, int] = far.ask(["state", name])
     return state
 
 

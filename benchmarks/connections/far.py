@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 from benchmarks.calls.server_process import ServerProcess
 
@@ -20,15 +18,6 @@ class Far(ServerProcess):
     """A process with a server for each subject (`server.py`)."""
 
     program = "benchmarks.connections.server"
-
-    @property
-    def pid(self) -> int:
-        """The process."""
-        return self._process.pid
-
-    def ask(self, question: str, *about: str) -> Any:
-        """Send a request to the process and return its answer; see `server.py`."""
-        return json.loads(self._ask("\t".join((question, *about))))
 
     def freeze(self) -> None:
         """Stop it: its connections stay open, and nothing answers."""

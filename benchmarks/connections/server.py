@@ -1,15 +1,13 @@
 """The far side, a process: `python -m benchmarks.connections.server WORLD SUBJECT...`.
 
 One server for each subject, each on a port of its own. Prints the ports as a line of JSON; then
-answers each line on its stdin, a question and what it is about with tabs between, with a line of
-JSON (`Desk`), and ends when its stdin does.
+answers questions (`Desk`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
 import sys
 import time
@@ -23,6 +21,7 @@ import grpc
 import grpc.aio
 
 from benchmarks._clock import Stopwatch
+from benchmarks._process import obey
 from benchmarks.calls.rivals import AioServerNoOp, ServerNoOp
 from benchmarks.calls.wire import SERVICE
 from benchmarks.connections.far import LONG_S, make_room
@@ -62,24 +61,23 @@ class Desk:
         self._beats = beats
         self._finish = finish
 
-    def answer(self, question: str, *about: str) -> object:
+    def answer(self, question: Any) -> object:
         """Whatever JSON can say."""
-        match question, about:
-            case "cpu", ():
+        match question:
+            case "cpu":
                 return time.process_time_ns()
-            case "beats", ():
+            case "beats":
                 return self._beats
-            case "state", (name,):
+            case ["state", name]:
                 return self._state(self._served[name])
-            case "look", (name,):
+            case ["look", name]:
                 return self._look(self._served[name])
-            case "idle", (name, seconds):
-                self._served[name].detector.change(idle_timeout=float(seconds))
+            case ["idle", name, seconds]:
+                self._served[name].detector.change(idle_timeout=seconds)
                 return None
-            case "psutil", ():
+            case "psutil":
                 return _timed(_psutil_lists)
-            case _:
-                raise ValueError(f"{question} {about}?")
+        raise ValueError(f"{question}?")
 
     def _look(self, served: Served) -> object:
         return _timed(lambda: len(self._finish(served.detector.check())))
@@ -137,7 +135,7 @@ def _serve(subjects: tuple[str, ...]) -> None:
         if name == DETECTOR:
             one.detector = IdleConnectionDetector(server, LONG_S, connections=table, ports=one.port)
         server.start()
-    _answer(Desk(served, beats, lambda result: result))
+    obey(_ports(served), Desk(served, beats, lambda result: result).answer)
     for one in served.values():
         if one.detector is not None:
             one.detector.close()
@@ -167,7 +165,8 @@ async def _serve_aio(subjects: tuple[str, ...]) -> None:
                 server, LONG_S, connections=table, ports=one.port
             )
         await server.start()
-    await asyncio.to_thread(_answer, Desk(served, beats, lambda result: _finish(result, loop)))
+    desk = Desk(served, beats, lambda result: _finish(result, loop))
+    await asyncio.to_thread(obey, _ports(served), desk.answer)
     for one in served.values():
         if one.detector is not None:
             one.detector.close()
@@ -188,10 +187,8 @@ def _handlers(echo: Callable[..., Any], check: Callable[..., Any]) -> Any:
     )
 
 
-def _answer(desk: Desk) -> None:
-    print(json.dumps({name: one.port for name, one in desk._served.items()}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(desk.answer(*line.rstrip("\n").split("\t"))), flush=True)
+def _ports(served: dict[str, Served]) -> dict[str, int]:
+    return {name: one.port for name, one in served.items()}
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def measure_rounds(world: World, scale: Scale) -> list[Row]:
         target = far.targets[DETECTOR]
         channels = [stack.enter_context(bare(target)) for _ in range(scale.connections)]
         _use(channels)
-        answers_by_name = {LOOK: [far.ask("look", DETECTOR) for _ in range(scale.looks)]}
+        answers_by_name = {LOOK: [far.ask(["look", DETECTOR]) for _ in range(scale.looks)]}
         if has_psutil():
             answers_by_name[PSUTIL] = [far.ask("psutil") for _ in range(scale.looks)]
         answers_by_name[CLOSING] = [
@@ -75,12 +75,12 @@ def _close_half(far: Far, channels: list[grpc.Channel], idle_s: float) -> dict[s
     _use(channels[:half])
     time.sleep(idle_s)
     _use(channels[half:])
-    before = far.ask("state", DETECTOR)["descriptors"]
-    far.ask("idle", DETECTOR, str(idle_s))
+    before = far.ask(["state", DETECTOR])["descriptors"]
+    far.ask(["idle", DETECTOR, idle_s])
     began = time.monotonic()
-    looked: dict[str, float] = far.ask("look", DETECTOR)
-    far.ask("idle", DETECTOR, str(LONG_S))
-    while (closed := before - far.ask("state", DETECTOR)["descriptors"]) < half:
+    looked: dict[str, float] = far.ask(["look", DETECTOR])
+    far.ask(["idle", DETECTOR, LONG_S])
+    while (closed := before - far.ask(["state", DETECTOR])["descriptors"]) < half:
         if time.monotonic() - began > TIMEOUT_S:
             break
         time.sleep(0.01)

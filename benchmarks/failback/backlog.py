@@ -6,7 +6,6 @@ The server can execute `PER_S` calls a second. Prints a line of JSON.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +17,8 @@ from typing import Any
 
 import grpc
 
-from benchmarks.calls.server_process import ROOT
+from benchmarks._engines import engine
+from benchmarks._process import Process
 from benchmarks.failback.scale import (
     BACKLOGS,
     FAST,
@@ -41,6 +41,7 @@ from rpcwheel.rpc import Kind
 
 POLL_S = 0.02
 PATIENCE_S = 90.0
+CLIENT = "benchmarks.failback.backlog_client"
 
 
 class SlowServer:
@@ -99,28 +100,6 @@ def wait_delivered(url: str) -> int:
         return len(journal.select(Filter(states=(CallState.DEAD,)), limit=10_000))
 
 
-class Client:
-    """The process of `backlog_client.py`."""
-
-    def __init__(self, name: str, url: str, target: str, calls: int) -> None:
-        command = ["benchmarks.failback.backlog_client", name, url, target, str(calls)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout
-        assert self._process.stdout.readline().strip() == "ready"
-
-    def end(self, *, at_once: bool) -> dict[str, int]:
-        """End it, now or when it has no calls any more; return its counts."""
-        output, _ = self._process.communicate("end\n" if at_once else "wait\n", PATIENCE_S)
-        counts: dict[str, int] = json.loads(output)
-        return counts
-
-
 def measure(scale: Scale, name: str) -> dict[str, Any]:
     """The figures of one way of delivery."""
     is_memory, workers = name in (MEMORY_SYNC, MEMORY_AIO), 2 if name == TWO_WORKERS else 1
@@ -130,20 +109,20 @@ def measure(scale: Scale, name: str) -> dict[str, Any]:
         pass
     with ExitStack() as stack:
         if name == TWO_WORKERS:
-            sys.path.append(str(ROOT / "tests"))
-            from fixtures.engine_postgresql import PostgresqlEngine
-
-            url = stack.enter_context(PostgresqlEngine()).journal_url()
+            url = stack.enter_context(engine("postgresql")()).journal_url()
         else:
             url = f"sqlite://{stack.enter_context(tempfile.TemporaryDirectory())}/backlog.db"
         if not is_memory:
             fill(url, target, calls)
             stack.enter_context(server.serving(target))
-        clients = [Client(name, url, target, calls) for _ in range(workers)]
+        clients = [
+            stack.enter_context(Process(CLIENT, name, url, target, str(calls)))
+            for _ in range(workers)
+        ]
         if is_memory:
             stack.enter_context(server.serving(target))
         dead = 0 if is_memory else wait_delivered(url)
-        counts = [client.end(at_once=not is_memory) for client in clients]
+        counts = [client.ask("wait" if is_memory else "end") for client in clients]
     attempts, delivered = (sum(each[key] for each in counts) for key in ("attempts", "delivered"))
     took_s = max(server.ended_s) - min(server.begun_s)
     return {

@@ -1,12 +1,11 @@
 """A process that delivers a backlog: `python -m ...backlog_client NAME URL TARGET CALLS`.
 
-Prints `ready`. After a line of the input, `wait` or `end`, prints what it has counted.
+Answers a line of the input, `"wait"` or `"end"`, with what it has counted.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import grpc
 
+from benchmarks._process import obey
 from benchmarks.failback.scale import (
     BOTH_CODES,
     FAST,
@@ -37,21 +37,16 @@ MEMORY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def obey(stats: Callable[[], list[dict[str, Any]]]) -> None:
-    """Obey the line of the input, and print the counts."""
-    print("ready", flush=True)
-    if sys.stdin.readline().strip() == "wait":
-        while any(each["pending"] for each in stats()):
+def report(stats: Callable[[], list[dict[str, Any]]]) -> None:
+    """Answer the lines of the input with the counts, and exit."""
+
+    def answer(question: str) -> dict[str, int]:
+        while question == "wait" and any(each["pending"] for each in stats()):
             time.sleep(POLL_S)
-    counts = {
-        ours: sum(each[name] for each in stats() for name in names)
-        for ours, names in (
-            ("attempts", ["attempts"]),
-            ("delivered", ["redelivered"]),
-            ("lost", ["lost"]),
-        )
-    }
-    print(json.dumps(counts), flush=True)
+        names = {"attempts": "attempts", "delivered": "redelivered", "lost": "lost"}
+        return {ours: sum(each[name] for each in stats()) for ours, name in names.items()}
+
+    obey("ready", answer)
     os._exit(0)
 
 
@@ -63,12 +58,12 @@ def deliver_stored(name: str, url: str, target: str) -> None:
         queues = FailbackQueues()
         plain = grpc.insecure_channel(target)
         channel = intercept_channel(plain, CallPolicy(failback=policy), queues=queues)
-        obey(lambda: [asdict(each) for each in queues.stats().values()])
+        report(lambda: [asdict(each) for each in queues.stats().values()])
         del channel
     else:
         worker = JournalWorker(url)
         worker.start()
-        obey(lambda: [asdict(each) for each in worker.stats().values()])
+        report(lambda: [asdict(each) for each in worker.stats().values()])
 
 
 def deliver_queued(target: str, calls: int) -> None:
@@ -79,7 +74,7 @@ def deliver_queued(target: str, calls: int) -> None:
     push = intercept_channel(plain, policy, queues=queues).unary_unary(PUSH)
     for number in range(calls):
         push(b"%d" % number, timeout=TIMEOUT_S)
-    obey(lambda: [asdict(each) for each in queues.stats().values()])
+    report(lambda: [asdict(each) for each in queues.stats().values()])
 
 
 async def aio_deliver_queued(target: str, calls: int) -> None:
@@ -90,7 +85,7 @@ async def aio_deliver_queued(target: str, calls: int) -> None:
     push = aio.intercept_channel(plain, policy, queues=queues).unary_unary(PUSH)
     for number in range(calls):
         await push(b"%d" % number, timeout=TIMEOUT_S)
-    await asyncio.to_thread(obey, lambda: [asdict(each) for each in queues.stats().values()])
+    await asyncio.to_thread(report, lambda: [asdict(each) for each in queues.stats().values()])
 
 
 def main(name: str, url: str, target: str, calls: int) -> None:

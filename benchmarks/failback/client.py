@@ -1,13 +1,13 @@
 """A client whose failback has a journal: `python -m benchmarks.failback.client URL TARGET`.
 
-Prints when it has made its first delivery: seconds since its imports, and since `SPAWNED_NS` in the
-environment. Then it obeys lines of the input: `memory` prints its memory, `append THREADS CALLS`
-the number of calls that `Journal.append_now` stores in a second.
+With `WAIT` in the environment, it waits for its first delivery. Prints the seconds since its
+imports, and since `SPAWNED_NS` in the environment. Then it obeys lines of the input: `"memory"`
+asks for its memory, `["append", threads, calls]` for the number of calls that `Journal.append_now`
+stores in a second.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -15,9 +15,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 
+from benchmarks._process import obey
 from benchmarks.failback.appends import LIMIT, new_call, time_of
 from benchmarks.failback.scale import QUEUE
 from rpcwheel.call import CallPolicy
@@ -55,18 +57,19 @@ def main(url: str, target: str) -> None:
         for number in range(calls):
             journal.append_now(new_call(number), LIMIT)
 
+    def answer(question: Any) -> object:
+        match question:
+            case "memory":
+                return memory()
+            case ["append", threads, calls]:
+                return calls / time_of(append, calls, threads)
+        raise ValueError(f"memory or append, not {question}")
+
     if os.environ.get("WAIT"):
         delivered.wait()
-        now_ns = time.monotonic_ns()
-        first = [(now_ns - since) / 1e9 for since in (began_ns, int(os.environ["SPAWNED_NS"]))]
-        print(json.dumps({"after_imports_s": first[0], "after_spawn_s": first[1]}), flush=True)
-    for line in sys.stdin:
-        words = line.split()
-        if words[0] == "memory":
-            print(json.dumps(memory()), flush=True)
-        else:
-            threads, calls = map(int, words[1:])
-            print(json.dumps({"per_s": calls / time_of(append, calls, threads)}), flush=True)
+    now_ns = time.monotonic_ns()
+    first = [(now_ns - since) / 1e9 for since in (began_ns, int(os.environ["SPAWNED_NS"]))]
+    obey({"after_imports_s": first[0], "after_spawn_s": first[1]}, answer)
     del channel
     os._exit(0)
 

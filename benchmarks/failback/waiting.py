@@ -6,8 +6,6 @@ Prints a line of JSON.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import Any
 
 import grpc
 
-from benchmarks.calls.server_process import ROOT
+from benchmarks._process import Process
 from benchmarks.failback.scale import BODY, NEVER_S, PUSH, QUEUE, SCALES, Scale
 from rpcwheel.failback.stored import StoredRpc
 from rpcwheel.journal import NewCall, open_journal_backend
@@ -45,38 +43,10 @@ def fill(url: str, target: str, waiting: int) -> float:
     return waiting / (time.perf_counter() - began_s)
 
 
-class Client:
-    """The process of `client.py`."""
-
-    def __init__(self, url: str, target: str, *, delivers: bool) -> None:
-        env = os.environ | {"SPAWNED_NS": str(time.monotonic_ns())}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.failback.client", url, target],
-            cwd=ROOT,
-            env=env | ({"WAIT": "1"} if delivers else {}),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.first = self._answer() if delivers else {}
-
-    def ask(self, *words: object) -> dict[str, float]:
-        """Send a line, and return the answer."""
-        assert self._process.stdin
-        print(*words, file=self._process.stdin, flush=True)
-        return self._answer()
-
-    def _answer(self) -> dict[str, float]:
-        assert self._process.stdout
-        answer: dict[str, float] = json.loads(self._process.stdout.readline())
-        return answer
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
+def client(url: str, target: str, *, delivers: bool) -> Process:
+    """Start the process of `client.py`; one that delivers waits for its first delivery."""
+    env = {"SPAWNED_NS": str(time.monotonic_ns())} | ({"WAIT": "1"} if delivers else {})
+    return Process("benchmarks.failback.client", url, target, env=env)
 
 
 def _succeed(_request: bytes, _context: grpc.ServicerContext) -> bytes:
@@ -108,27 +78,27 @@ def measure(scale: Scale, directory: Path) -> dict[str, Any]:
     found["file_mb"] = (directory / "big.db").stat().st_size / 2**20
     rates: dict[str, list[float]] = {}
     with (
-        Client(small, target, delivers=False) as idle,
-        Client(big, target, delivers=False) as waits,
+        client(small, target, delivers=False) as idle,
+        client(big, target, delivers=False) as waits,
     ):
         time.sleep(scale.memory_s)
         found["idle"], found["waits"] = idle.ask("memory"), waits.ask("memory")
         for turn in range(TURNS + 1):
             for threads in (1, 8):
-                for name, client in (("empty", idle), ("full", waits)):
-                    answer = client.ask("append", threads, CALLS)
+                for name, process in (("empty", idle), ("full", waits)):
+                    per_s = process.ask(["append", threads, CALLS])
                     if turn:
-                        rates.setdefault(f"{name}, {threads}", []).append(answer["per_s"])
+                        rates.setdefault(f"{name}, {threads}", []).append(per_s)
     found["rates"] = {name: median(taken) for name, taken in rates.items()}
     with serving(target):
         firsts = []
         for _ in range(TURNS):
-            with Client(big, target, delivers=True) as client:
-                firsts.append(client.first)
+            with client(big, target, delivers=True) as process:
+                firsts.append(process.first)
         found["first"] = {name: median(first[name] for first in firsts) for name in firsts[0]}
-        with Client(big, target, delivers=True) as client:
+        with client(big, target, delivers=True) as process:
             time.sleep(scale.memory_s)
-            found["delivers"] = client.ask("memory")
+            found["delivers"] = process.ask("memory")
     return found
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._clock import Cost, Stopwatch
+from benchmarks._engines import engine as engine_class
 from benchmarks.calls.scale import Row
-from benchmarks.calls.server_process import ROOT
 from benchmarks.calls.turns import take_turns
 from benchmarks.journal.bare import Bare, BarePostgresql, BareRedis, BareSqlite
 from benchmarks.journal.subjects import (
@@ -157,9 +157,7 @@ def running(engine: str) -> Iterator[Opened]:
                 OURS: lambda: Ours(open_journal_backend(url)),
             }
     elif engine == "postgresql":
-        from fixtures.engine_postgresql import PostgresqlEngine
-
-        with PostgresqlEngine("-c", "fsync=on") as server:
+        with engine_class(engine)("-c", "fsync=on") as server:
             tables = open_journal_backend(server.journal_url(schema="bare"))
             tables.select(Filter())
             tables.close()
@@ -168,9 +166,7 @@ def running(engine: str) -> Iterator[Opened]:
                 OURS: lambda: Ours(open_journal_backend(server.journal_url())),
             }
     else:
-        from fixtures.engine_redis import RedisEngine
-
-        with RedisEngine() as server:
+        with engine_class(engine)() as server:
             yield {
                 BARE: lambda: BareRedis(server.url(), "bare:"),
                 OURS: lambda: Ours(open_journal_backend(server.url())),
@@ -178,5 +174,4 @@ def running(engine: str) -> Iterator[Opened]:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(ROOT / "tests"))
     print(json.dumps([row.as_dict() for row in measure(SCALES[sys.argv[1]], sys.argv[2])]))

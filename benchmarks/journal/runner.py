@@ -5,18 +5,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from importlib import import_module
-from typing import Any
 
 from benchmarks import _child
+from benchmarks._engines import missing
 from benchmarks.calls.scale import Row
-from benchmarks.calls.server_process import ROOT
 from benchmarks.calls.subjects import Skipped
 from benchmarks.journal.subjects import ENGINES
 
 TIMEOUT_S = 600.0
-
-SERVERS = {"postgresql": "PostgresqlEngine", "redis": "RedisEngine"}
 
 
 def run(only: frozenset[str], scale: str) -> Iterator[Row | Skipped]:
@@ -31,18 +27,3 @@ def run(only: frozenset[str], scale: str) -> Iterator[Row | Skipped]:
         module = "benchmarks.journal.child"
         yield from _child.rows(engine, module, (scale, engine), timeout_s=TIMEOUT_S)
         print(f"{engine}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-
-
-def missing(engine: str) -> str | None:
-    """Why an engine can't be had here."""
-    if engine not in SERVERS:
-        return None
-    tests = str(ROOT / "tests")
-    if tests not in sys.path:
-        sys.path.append(tests)
-    try:
-        kind: Any = getattr(import_module(f"fixtures.engine_{engine}"), SERVERS[engine])
-    except ImportError as error:
-        return str(error)
-    reason: str | None = kind.available()
-    return reason

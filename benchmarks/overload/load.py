@@ -32,6 +32,7 @@ from typing import Any
 import grpc
 
 import rpcwheel
+from benchmarks._process import obey
 from benchmarks.overload.cases import CRITICAL, DEADLINE_S, KIT, METHOD, NAIVE, SHEDDABLE
 from rpcwheel import MethodPolicy, RetryPolicy
 from rpcwheel.rpc import CRITICALITY_KEY
@@ -170,18 +171,18 @@ def main(spec: LoadSpec) -> None:
     sys.setswitchinterval(0.0005)  # the thread that sends gets the lock soon after it wakes up
     client = Client(spec)
     gc.freeze()
-    print("null", flush=True)
-    for line in sys.stdin:
-        match json.loads(line):
+
+    def answer(question: Any) -> object:
+        match question:
             case ["closed", callers, seconds]:
-                answer: object = closed(client, callers, seconds)
+                return closed(client, callers, seconds)
             case ["open", begins_s, flows]:
                 gaps = random.Random(1) if spec.poisson else None
                 due = list(heapq.merge(*(due_times(flow, gaps) for flow in flows), key=_due_s))
-                answer = open_loop(client.send, begins_s, due)
-            case unknown:
-                raise ValueError(f"closed or open, not {unknown}")
-        print(json.dumps(answer), flush=True)
+                return open_loop(client.send, begins_s, due)
+        raise ValueError(f"closed or open, not {question}")
+
+    obey(None, answer)
 
 
 def _due_s(call: tuple[float, str | None]) -> float:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import cache
-from typing import Any, Self
+from typing import Any
 
 from benchmarks._page import load
-from benchmarks.calls.server_process import ROOT
+from benchmarks._process import Process, ProcessEnded
 from benchmarks.calls.subjects import Skipped
 from benchmarks.overload.cases import (
     BARE,
@@ -37,61 +36,9 @@ LEAD_S = 0.5
 """How long the load has to prepare its schedule."""
 
 
-class ProcessEnded(Exception):
-    """A process of a case ended before it was told to."""
-
-
-class Process:
-    """A process that prints a line of JSON at its start, and answers lines of its input."""
-
-    def __init__(self, spec: Any) -> None:
-        """Start the module of the class of `spec`, a dataclass with its arguments."""
-        self._module = type(spec).__module__
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", self._module, json.dumps(asdict(spec))],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.first = self.answer()
-
-    def tell(self, question: object) -> None:
-        """Write a line."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> Any:
-        """Wait for a line."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise ProcessEnded(f"{self._module} has ended, {self._process.wait()}")
-        return json.loads(line)
-
-    def ask(self, question: object) -> Any:
-        """Write a line, and wait for the answer."""
-        self.tell(question)
-        return self.answer()
-
-    def signal(self, number: int) -> None:
-        """Send a signal."""
-        self._process.send_signal(number)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+def start(stack: ExitStack, spec: Any) -> Process:
+    """Start the module of the class of `spec`, a dataclass with its arguments."""
+    return stack.enter_context(Process(type(spec).__module__, json.dumps(asdict(spec))))
 
 
 class Runner:
@@ -123,7 +70,7 @@ class Runner:
         with ExitStack() as stack:
             spec = self._spec(world, handler, BARE, wait_s)
             ports, _ = self._serve(stack, spec, is_chain=is_chain)
-            client = stack.enter_context(Process(LoadSpec(ports, PLAIN)))
+            client = start(stack, LoadSpec(ports, PLAIN))
             answered = [
                 client.ask(["closed", callers, CAPACITY_S]) for callers in HANDLERS[handler].callers
             ]
@@ -147,7 +94,7 @@ class Runner:
             load_spec = LoadSpec(
                 ports, case.client, scenario.criticality is not None, self._poisson
             )
-            client = stack.enter_context(Process(load_spec))
+            client = start(stack, load_spec)
             begins_s = time.monotonic() + LEAD_S
             client.tell(["open", begins_s, flows])
             phase_begins_s = begins_s
@@ -170,15 +117,11 @@ class Runner:
     @staticmethod
     def _serve(stack: ExitStack, spec: ServerSpec, *, is_chain: bool) -> tuple[list[int], Process]:
         """Start the servers; return the ports of those to call, and the one that does the work."""
-
-        def start(spec: ServerSpec) -> Process:
-            return stack.enter_context(Process(spec))
-
-        worker = start(spec)
+        worker = start(stack, spec)
         if not is_chain:
             return [worker.first], worker
         relay = ServerSpec(
             spec.world, spec.variant, RELAY_THREADS, None, port=worker.first, calls=1
         )
-        front = replace(relay, port=start(relay).first, calls=CHAIN_CALLS)
-        return [start(front).first, start(front).first], worker
+        front = replace(relay, port=start(stack, relay).first, calls=CHAIN_CALLS)
+        return [start(stack, front).first for _ in range(2)], worker

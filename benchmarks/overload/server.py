@@ -24,6 +24,7 @@ import grpc.aio
 
 import rpcwheel
 import rpcwheel.aio
+from benchmarks._process import obey
 from benchmarks.overload.cases import (
     ADAPTIVE,
     DEADLINE_S,
@@ -70,9 +71,8 @@ class Executions:
         self._durations = itertools.cycle(durations() if varies else [1.0])
         self._ended: list[tuple[float, bool]] = []
 
-    def answer(self, line: str) -> object:
+    def answer(self, slowness: float | None) -> object:
         """Obey a line of the input."""
-        slowness = json.loads(line)
         if slowness is None:
             return self._ended
         self.slowness = slowness
@@ -166,7 +166,7 @@ def serve(spec: ServerSpec) -> None:
     executions = Executions(varies=spec.varies)
     port = _add(server, executions.sync_handler(sync_work(spec, kit)))
     server.start()
-    obey(port, executions)
+    obey(port, executions.answer)
     server.stop(None)
 
 
@@ -179,15 +179,8 @@ async def aio_serve(spec: ServerSpec) -> None:
     executions = Executions(varies=spec.varies)
     port = _add(server, executions.aio_handler(aio_work(spec, kit)))
     await server.start()
-    await asyncio.to_thread(obey, port, executions)
+    await asyncio.to_thread(obey, port, executions.answer)
     await server.stop(None)
-
-
-def obey(port: int, executions: Executions) -> None:
-    """Print the port, and answer the lines of the input until it ends."""
-    print(port, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(executions.answer(line)), flush=True)
 
 
 def _add(server: Any, handler: Callable[[bytes, Any], Any]) -> int:

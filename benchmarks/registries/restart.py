@@ -8,18 +8,17 @@ listens on all loopback addresses. It is that process, too:
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import grpc
 
 import rpcwheel
+from benchmarks._process import Process, obey
 from benchmarks.calls.scale import Row
-from benchmarks.calls.server_process import ROOT
 from benchmarks.registries import rivals
 from benchmarks.registries.engines import running
 from benchmarks.registries.subjects import CHANNEL, RESTART
@@ -27,8 +26,6 @@ from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry import RegistryPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from benchmarks.registries.scale import Scale
 
 SERVICE = "bench.Shop"
@@ -40,7 +37,8 @@ SETTLE_S = 2.0
 def measure(engine: str, subject: str, scale: Scale) -> list[Row]:
     """A row: a channel by name, or the rival of the engine."""
     with running(engine) as place, ExitStack() as stack:
-        restart = stack.enter_context(_publisher(place.url, scale))
+        numbers = (scale.listed, scale.restarted, scale.restart_pause_s)
+        publisher = stack.enter_context(Process(__name__, place.url, *map(str, numbers)))
         if subject == CHANNEL:
             channel = rpcwheel.insecure_channel(place.url, service=SERVICE, registry_policy=POLICY)
             stack.enter_context(channel).unary_unary(METHOD)(b"", timeout=scale.timeout_s)
@@ -48,40 +46,14 @@ def measure(engine: str, subject: str, scale: Scale) -> list[Row]:
             stack.enter_context(rivals.WATCH[engine](place.url, SERVICE, ()))
         time.sleep(SETTLE_S)
         began_s = time.process_time()
-        restart()
+        publisher.ask("restart")
         used_s = time.process_time() - began_s
     values = {"restart_ms": used_s * 1e3 / scale.restarted}
     return [Row("client", "sync", RESTART, f"{engine}: {subject}", values)]
 
 
-@contextmanager
-def _publisher(url: str, scale: Scale) -> Iterator[Any]:
-    """Start the process. Gives a function that lets it restart instances, and waits for it."""
-    arguments = [url, str(scale.listed), str(scale.restarted), str(scale.restart_pause_s)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", __name__, *arguments],
-        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def line() -> None:
-        if not process.stdout.readline():  # type: ignore[union-attr]
-            raise RuntimeError(f"the publisher ended: {process.wait()}")
-
-    def restart() -> None:
-        process.stdin.write("\n")  # type: ignore[union-attr]
-        process.stdin.flush()  # type: ignore[union-attr]
-        line()
-
-    with process:
-        line()
-        yield restart
-        process.stdin.close()
-
-
 def publish(url: str, count: int, restarted: int, pause_s: float) -> None:
-    """Publish the instances; at a line on stdin restart some; end when stdin does."""
+    """Publish the instances, and restart some at a line of the input."""
     server = grpc.server(ThreadPoolExecutor(2))
     port = server.add_insecure_port("0.0.0.0:0")
     handler = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
@@ -96,16 +68,16 @@ def publish(url: str, count: int, restarted: int, pause_s: float) -> None:
         ]
         if not all(one.wait_published(60) for one in registrations):
             raise RuntimeError("not published")
-        print("published", flush=True)
-        sys.stdin.readline()
-        for number, one in enumerate(registrations[:restarted]):
-            one.update(status="DRAINING")
-            one.wait_published(60)
-            one.unregister(wait=60)
-            registry.register(one.instance.replace(status="UP", epoch=f"{number:016}"), wait=60)
-            time.sleep(pause_s)
-        print("restarted", flush=True)
-        sys.stdin.readline()
+
+        def restart(_: object) -> None:
+            for number, one in enumerate(registrations[:restarted]):
+                one.update(status="DRAINING")
+                one.wait_published(60)
+                one.unregister(wait=60)
+                registry.register(one.instance.replace(status="UP", epoch=f"{number:016}"), wait=60)
+                time.sleep(pause_s)
+
+        obey("published", restart)
     server.stop(0)
 
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 
 from benchmarks import _child
+from benchmarks._engines import missing
 from benchmarks.calls.scale import Row
 from benchmarks.calls.subjects import Skipped
-from benchmarks.registries.engines import missing
 from benchmarks.registries.subjects import (
     AT_ONCE,
     CHANNEL,

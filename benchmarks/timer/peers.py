@@ -47,7 +47,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.calls.server_process import ROOT
+from benchmarks._process import ROOT
 from benchmarks.calls.subjects import Skipped
 from benchmarks.timer import child
 from rpcwheel.timer.queue import load_form

@@ -24,6 +24,7 @@ import grpc.aio
 
 import rpcwheel
 import rpcwheel.aio
+from benchmarks._process import obey
 from benchmarks.overload.cases import (
     BOTH,
     BREAKER,
@@ -203,13 +204,14 @@ def main(spec: LoadSpec) -> None:
     logging.getLogger("rpcwheel").setLevel(logging.ERROR)
     client = CLIENTS[spec.world](spec)
     gc.freeze()
-    print("null", flush=True)
-    for line in sys.stdin:
-        begins_s, rate, seconds, methods = json.loads(line)
+
+    def answer(question: tuple[float, float, float, int]) -> object:
+        begins_s, rate, seconds, methods = question
         times = due_times((None, [(rate, seconds)]), None)
         due = [(due_s, count % methods) for count, (due_s, _) in enumerate(times)]
-        answer = open_loop(client.send, begins_s, due) | {"attempts": client.attempts.sent}
-        print(json.dumps(answer), flush=True)
+        return open_loop(client.send, begins_s, due) | {"attempts": client.attempts.sent}
+
+    obey(None, answer)
 
 
 if __name__ == "__main__":

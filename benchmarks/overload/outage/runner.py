@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from itertools import groupby
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
 from benchmarks._page import load
+from benchmarks._process import ProcessEnded
 from benchmarks.calls.subjects import Skipped
 from benchmarks.overload.cases import (
     BROKEN,
@@ -28,7 +30,7 @@ from benchmarks.overload.cases import (
 from benchmarks.overload.outage.figures import OutageOutcome
 from benchmarks.overload.outage.load import LoadSpec
 from benchmarks.overload.outage.server import CAPACITY, METHODS, ServerSpec
-from benchmarks.overload.runner import LEAD_S, Process, ProcessEnded
+from benchmarks.overload.runner import LEAD_S, start
 
 LOAD = 0.7
 """The offered load, as a share of the capacity."""
@@ -64,27 +66,25 @@ def _run_or_skip(case: OutageCase, seconds: float) -> OutageOutcome | Skipped:
 
 def _run(case: OutageCase, seconds: float) -> OutageOutcome:
     with ExitStack() as stack:
-        server = stack.enter_context(Process(ServerSpec(case.world)))
+        server = start(stack, ServerSpec(case.world))
         port = server.first
-        client = stack.enter_context(
-            Process(LoadSpec(case.world, port, case.client, case.deadline_s))
-        )
+        client = start(stack, LoadSpec(case.world, port, case.client, case.deadline_s))
         begins_s = time.monotonic() + LEAD_S
         lasts_s = (BEFORE + DOWN + AFTER) * seconds + START_S
         methods = len(METHODS) if case.scenario in BROKEN else 1
         client.tell([begins_s, LOAD * CAPACITY, lasts_s, methods])
         down_s = _wait_until(begins_s + BEFORE * seconds)
         if case.scenario == KILLED:
-            server.signal(SIGKILL)
+            os.kill(server.pid, SIGKILL)
         elif case.scenario == FROZEN:
-            server.signal(SIGSTOP)
+            os.kill(server.pid, SIGSTOP)
         else:
             server.ask([HOW[case.scenario], METHODS[:1]])
         _wait_until(down_s + DOWN * seconds)
         if case.scenario == KILLED:
-            server = stack.enter_context(Process(ServerSpec(case.world, port)))
+            server = start(stack, ServerSpec(case.world, port))
         elif case.scenario == FROZEN:
-            server.signal(SIGCONT)
+            os.kill(server.pid, SIGCONT)
         else:
             server.ask(["", []])
         up_s = time.monotonic()

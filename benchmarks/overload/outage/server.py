@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from benchmarks._process import obey
 from benchmarks.overload.cases import DEADLINE_S, METHOD, SLOTS, SLOW, WAIT_S, World
 from rpcwheel.options import server_options
 
@@ -51,9 +52,9 @@ class Service:
         self._broken: dict[str, str] = {}
         self._arrivals: list[tuple[float, float, str]] = []
 
-    def answer(self, line: str) -> object:
+    def answer(self, question: Any) -> object:
         """Obey a line of the input."""
-        match json.loads(line):
+        match question:
             case None:
                 return self._arrivals[:]
             case [how, methods]:
@@ -137,7 +138,7 @@ def serve(spec: ServerSpec) -> None:
     )
     port = _add(server, spec, lambda method: sync_handler(service, method))
     server.start()
-    _obey(port, service)
+    obey(port, service.answer)
     server.stop(None)
 
 
@@ -147,7 +148,7 @@ async def aio_serve(spec: ServerSpec) -> None:
     server = grpc.aio.server(interceptors=[AioArrivals(service)], options=OPTIONS)
     port = _add(server, spec, lambda method: aio_handler(service, method, slots))
     await server.start()
-    await asyncio.to_thread(_obey, port, service)
+    await asyncio.to_thread(obey, port, service.answer)
     await server.stop(None)
 
 
@@ -162,12 +163,6 @@ def _add(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
     port: int = server.add_insecure_port(f"127.0.0.1:{spec.port}")
     return port
-
-
-def _obey(port: int, service: Service) -> None:
-    print(port, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(service.answer(line)), flush=True)
 
 
 if __name__ == "__main__":
