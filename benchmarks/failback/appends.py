@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import random
-import sqlite3
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,13 +36,12 @@ from benchmarks.failback.scale import (
     THREADS,
     Scale,
 )
+from benchmarks.journal.bare import BareSqlite
 from rpcwheel.call import CallPolicy
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import FailbackQueues, intercept_channel
-from rpcwheel.journal import CallState, NewCall
-from rpcwheel.journal import sqlite as engine
+from rpcwheel.journal import NewCall
 from rpcwheel.journal.journal import open_journal
-from rpcwheel.journal.sql import append_row
 
 TARGET = "127.0.0.1:1"
 """Nothing listens there."""
@@ -76,45 +75,6 @@ def time_of(work: Work, calls: int, threads: int) -> float:
     return time.perf_counter() - began_s
 
 
-class Bare:
-    """The module sqlite3 with the tables and the statement of the journal."""
-
-    def __init__(self, path: Path, durability: str) -> None:
-        self._lock = threading.Lock()
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
-        for statement in engine.TABLES:
-            self._db.execute(statement)
-        now_ms = int(time.time() * 1e3)
-        self._rows = [append_row(new_call(each), now_ms, CallState.READY) for each in range(64)]
-
-    def append(self, calls: int) -> None:
-        """Store calls one by one."""
-        for _ in range(calls):
-            self._store(1)
-
-    def append_grouped(self, size: int, calls: int) -> None:
-        """Store calls in transactions of `size`."""
-        for _ in range(calls // size):
-            self._store(size)
-
-    def _store(self, size: int) -> None:
-        with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
-            if size == 1:
-                _ = self._db.execute(engine.APPEND, self._rows[0]).lastrowid
-            else:
-                self._db.executemany(engine.APPEND, self._rows[:size])
-                self._db.execute("SELECT last_insert_rowid()").fetchone()
-            self._db.execute("COMMIT")
-
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
-
-
 def channel_calls(stack: ExitStack, journal: str | None) -> Work:
     """Make calls that fail and are queued, through a channel."""
     policy = FailbackPolicy(
@@ -138,23 +98,27 @@ def measure(scale: Scale, durability: str) -> list[dict[str, Any]]:
     logging.disable()
     rows = []
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-        bare = stack.enter_context(closing(Bare(Path(directory) / "bare.db", durability)))
+        bare = stack.enter_context(closing(BareSqlite(Path(directory) / "bare.db", durability)))
         option = f"?durability={durability}"
         journal = stack.enter_context(closing(open_journal(f"sqlite://{directory}/own.db{option}")))
         stored = channel_calls(stack, f"sqlite://{directory}/channel.db{option}")
         queued = channel_calls(stack, None)
 
         new_calls = [new_call(number) for number in range(scale.calls)]
+        prepared = bare.prepare(new_calls[: max(THREADS)])
+
+        def append_bare(calls: int, *, size: int = 1) -> None:
+            for _ in range(calls // size):
+                bare.append(prepared[:size])
 
         def append_now(calls: int) -> None:
             for call in new_calls[:calls]:
                 journal.append_now(call, LIMIT)
 
         for threads in THREADS:
-            grouped = Grouped(bare, threads)
             subjects: dict[str, tuple[Work, int, int]] = {
-                BARE: (bare.append, scale.calls, threads),
-                GROUPED: (grouped, scale.calls, 1),
+                BARE: (append_bare, scale.calls, threads),
+                GROUPED: (partial(append_bare, size=threads), scale.calls, 1),
                 FRONT: (append_now, scale.calls, threads),
                 MEMORY: (queued, scale.channel_calls, threads),
                 CHANNEL: (stored, scale.channel_calls, threads),
@@ -179,17 +143,6 @@ def measure(scale: Scale, durability: str) -> list[dict[str, Any]]:
                 for name, taken in times.items()
             ]
     return rows
-
-
-class Grouped:
-    """Appends in transactions of as many calls as there are threads elsewhere."""
-
-    def __init__(self, bare: Bare, size: int) -> None:
-        self._bare = bare
-        self._size = size
-
-    def __call__(self, calls: int) -> None:
-        self._bare.append_grouped(self._size, calls)
 
 
 def ratio(one: float, other: float) -> float:

@@ -6,6 +6,7 @@ Values are prepared before, results are not made into objects, and errors are no
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 from benchmarks.journal.subjects import LEASE_S, TARGET
 from rpcwheel.journal import CallState, NewCall
 from rpcwheel.journal import sqlite as sqlite_journal
-from rpcwheel.journal.sql import append_row
+from rpcwheel.journal.sql import NewRow, Update
 
 WORKER = "worker"
 
@@ -38,10 +39,12 @@ class Bare(Protocol):
 class BareSqlite:
     """The module sqlite3."""
 
-    def __init__(self, path: Path, synchronous: str) -> None:
+    def __init__(self, path: Path, durability: str) -> None:
+        self._lock = threading.Lock()
         self._db = sqlite3.connect(path, isolation_level=None, timeout=60, check_same_thread=False)
+        self._db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute(f"PRAGMA synchronous = {synchronous}")
+        self._db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
         self._db.execute("BEGIN IMMEDIATE")
         if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             for statement in sqlite_journal.TABLES:
@@ -50,16 +53,18 @@ class BareSqlite:
 
     def prepare(self, calls: Sequence[NewCall]) -> Any:
         now_ms = int(time.time() * 1e3)
-        return [append_row(call, now_ms, CallState.READY) for call in calls]
+        state = {"state": int(CallState.READY), "now": now_ms}
+        return [NewRow.of(call)._asdict() | state for call in calls]
 
     def append(self, prepared: Any) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-        if len(prepared) == 1:
-            self._db.execute(sqlite_journal.APPEND, prepared[0])
-        else:
-            self._db.executemany(sqlite_journal.APPEND, prepared)
-            self._db.execute("SELECT last_insert_rowid()").fetchone()
-        self._db.execute("COMMIT")
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            if len(prepared) == 1:
+                self._db.execute(sqlite_journal.APPEND, prepared[0])
+            else:
+                self._db.executemany(sqlite_journal.APPEND, prepared)
+                self._db.execute("SELECT last_insert_rowid()").fetchone()
+            self._db.execute("COMMIT")
 
     def deliver(self, limit: int) -> int:
         db, now_ms = self._db, int(time.time() * 1e3)
@@ -87,6 +92,7 @@ class BarePostgresql:
 
         from rpcwheel.journal import postgresql
 
+        self._arrays = postgresql._arrays
         self._db = psycopg.connect(url, autocommit=True)
         self._append, self._take, self._report = (
             text.replace("$", f"{schema}.")
@@ -94,17 +100,7 @@ class BarePostgresql:
         )
 
     def prepare(self, calls: Sequence[NewCall]) -> Any:
-        return {
-            "queue": [call.queue for call in calls],
-            "target": [call.target for call in calls],
-            "method": [call.method for call in calls],
-            "call_key": [call.key for call in calls],
-            "body": [call.body for call in calls],
-            "delay": [0] * len(calls),
-            "age": [3_600_000] * len(calls),
-            "attempts": [1] * len(calls),
-            "error": [call.error for call in calls],
-        }
+        return self._arrays(NewRow, [NewRow.of(call) for call in calls])
 
     def append(self, prepared: Any) -> None:
         self._db.execute(self._append, prepared, binary=True).fetchall()
@@ -121,9 +117,8 @@ class BarePostgresql:
             "always": True,
         }
         rows = self._db.execute(self._take, given, binary=True).fetchall()
-        names = ("ids", "states", "delays", "attempts", "errors", "reasons")
-        empty: dict[str, Any] = {name: [] for name in names}
-        reported = empty | {"worker": WORKER, "delivered": [row[1] for row in rows]}
+        delivered = [row[1] for row in rows]
+        reported = {"worker": WORKER, "delivered": delivered, **self._arrays(Update, [])}
         with self._db.transaction():
             self._db.execute(self._report, reported, binary=True).fetchall()
         return len(rows)
@@ -160,7 +155,7 @@ class BareRedis:
     def deliver(self, limit: int) -> int:
         lease_ms = round(LEASE_S * 1e3)
         given = [self._prefix, WORKER, lease_ms, 0, 1, "bench", TARGET, limit]
-        _, rows = self._take(args=given)
+        (_, rows, _), _ = self._take(args=given)
         results = [part for row in rows for part in (row[0], "delivered", 0, 0, "", "")]
         self._report(args=[self._prefix, WORKER, *results])
         return len(rows)

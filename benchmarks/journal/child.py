@@ -149,11 +149,10 @@ def running(engine: str) -> Iterator[Opened]:
     """The subjects on one engine: each has data of its own."""
     if engine.startswith("sqlite"):
         durability = engine.removeprefix("sqlite-")
-        synchronous = "FULL" if durability == "power" else "NORMAL"
         with tempfile.TemporaryDirectory() as directory:
             url = f"sqlite://{directory}/ours.db?durability={durability}"
             yield {
-                BARE: lambda: BareSqlite(Path(directory) / "bare.db", synchronous),
+                BARE: lambda: BareSqlite(Path(directory) / "bare.db", durability),
                 OURS: lambda: Ours(open_journal_backend(url)),
             }
     elif engine == "postgresql":

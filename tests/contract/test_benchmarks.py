@@ -34,6 +34,13 @@ def test_a_figure_that_differs_from_its_picture_and_comparisons_is_found(tmp_pat
     assert check(tmp_path) == (1, ["timer.md", "timer-pair.svg"])
 
 
+def test_each_module_has_all_that_it_imports():
+    paths = [path.relative_to(ROOT).with_suffix("") for path in ROOT.glob("benchmarks/*/**/*.py")]
+    modules = [".".join(path.parts) for path in paths if path.name != "__init__"]
+    run = python("-c", "".join(f"import {module}\n" for module in sorted(modules)))
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_names_its_rivals_and_says_how_to_repeat_it_what_is_lost_and_what_is_won(page):
     text = page.read_text()
