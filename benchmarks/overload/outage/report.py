@@ -116,8 +116,8 @@ def _down_cells(outcome: OutageOutcome) -> Iterator[str]:
     yield LABELS[outcome.case.client]
     yield f"{outcome.sent:.1%}"
     yield EMPTY if outcome.case.scenario == KILLED else f"{outcome.arrived:.1%}"
-    for answered in outcome.seconds[:SHOWN_SECONDS]:
-        yield f"{answered:.0%}"
+    answered = [f"{share:.0%}" for share in outcome.seconds[:SHOWN_SECONDS]]
+    yield from answered + [EMPTY] * (SHOWN_SECONDS - len(answered))  # of a quick run
     yield f"{outcome.settled:.1%}"
     yield f"{outcome.peak:.2f}"
 
