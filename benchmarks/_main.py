@@ -8,9 +8,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks import _page
 from benchmarks._pages import DOCS, write
@@ -18,13 +18,6 @@ from benchmarks.calls.scale import Results, Row
 from benchmarks.calls.subjects import Skipped
 
 _BEGAN_S = time.monotonic()
-
-
-class AnyRow(Protocol):
-    """A row of any benchmark."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The row as a dict for JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +80,10 @@ class Program:
         return f"benchmarks.{self.name}"
 
 
-def write_rows(options: argparse.Namespace, rows: Sequence[AnyRow]) -> None:
+def write_rows(options: argparse.Namespace, rows: Sequence[object]) -> None:
     """Write all figures as JSON, if that was asked for."""
     if options.json is not None:
-        options.json.write_text(json.dumps([row.as_dict() for row in rows], indent=1) + "\n")
+        options.json.write_text(json.dumps(rows, default=asdict, indent=1) + "\n")
 
 
 def main(

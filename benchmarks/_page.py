@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from math import inf
+from operator import ge, le, lt
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
     from benchmarks.calls.subjects import Skipped
 
 EMPTY = "–"
+
+Verdict = tuple[str, str, str, str]
+"""What a target is about, what was measured, what the target is, and whether it is met."""
+
+_SIGNS = {"≤": le, "<": lt, "≥": ge}
 
 _PROGRAMS = {"etcd": "etcd", "PostgreSQL": "psql", "Redis": "redis-server"}
 
@@ -53,6 +60,17 @@ class Origin:
         lines = "\n".join([*facts, f"* Command: `{self.command}`{remark}"])
         skipped = [f"Not measured: {each.what} ({each.why})." for each in self.skipped]
         return [f"# {title}", lines, *skipped]
+
+
+def verdict(
+    about: str, value: float | None, goal: float, form: str, *, sign: str = "≤", goal_form: str = ""
+) -> Verdict:
+    """Compare a value, or none, with a target; both are shown in one form if there is no other."""
+    asked = f"{sign} {(goal_form or form).format(goal)}"
+    if value is None:
+        return about, EMPTY, asked, "not measured"
+    shown = "never" if value == inf else form.format(value)
+    return about, shown, asked, "met" if _SIGNS[sign](value, goal) else "**missed**"
 
 
 def quartiles(values: Mapping[str, float], name: str) -> str:

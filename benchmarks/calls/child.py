@@ -5,16 +5,16 @@ Prints a line of JSON.
 
 from __future__ import annotations
 
-import json
 import sys
 
+from benchmarks._child import print_rows
 from benchmarks.calls import aio_client, counts, hedging, servers, sync_client
 from benchmarks.calls.scale import SCALES, Row
 
 
 def main(what: str, world: str, scale: str) -> None:
     """Measure, and print the rows."""
-    print(json.dumps([row.as_dict() for row in measure(what, world, scale)]))
+    print_rows(measure(what, world, scale))
 
 
 def measure(what: str, world: str, scale: str) -> list[Row]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 World = Literal["sync", "aio"]
 Side = Literal["client", "server"]
@@ -60,10 +60,6 @@ class Row:
     measure: str
     subject: str
     values: dict[str, float]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The row as a JSON object."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

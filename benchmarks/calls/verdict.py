@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchmarks._page import Verdict, verdict
 from benchmarks.calls.hedging import DELAY_S, POLICY
 from benchmarks.calls.scale import COUNTS_ALONE, HEDGING, UNARY, Results, World
 from benchmarks.calls.subjects import (
@@ -14,9 +15,6 @@ from benchmarks.calls.subjects import (
     KIT_INTERCEPTORS,
     UNHEDGED,
 )
-
-Verdict = tuple[str, str, str, str]
-"""What the target is about, what was measured, what the target is, and whether it is met."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class CostTarget:
         value = results.value("client", self.world, UNARY, self.subject, self.key)
         clock = {"cpu_ratio": "CPU time", "wall_ratio": "wall time"}[self.key]
         about = f"{self.world}, {self.subject}: {clock}, × no-op"
-        return _verdict(about, value, self.at_most, "{:.3f}×")
+        return verdict(about, value, self.at_most, "{:.3f}×")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +44,7 @@ class CountsTarget:
     def verdict(self, results: Results) -> Verdict:
         """Compare."""
         value = results.value("client", self.world, COUNTS_ALONE, COUNTED, "added_us")
-        return _verdict(
-            f"{self.world}, counts alone: CPU time", value, self.at_most_us, "{:.1f} µs"
-        )
+        return verdict(f"{self.world}, counts alone: CPU time", value, self.at_most_us, "{:.1f} µs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +58,7 @@ class HedgingLatencyTarget:
         median_ms = results.value("client", self.world, HEDGING, UNHEDGED, "p50_ms")
         value = results.value("client", self.world, HEDGING, HEDGED, "p99_ms")
         at_most = 1e3 * DELAY_S + 2 * (median_ms or 0.0)
-        return _verdict(f"{self.world}, hedging: p99", value, at_most, "{:.1f} ms")
+        return verdict(f"{self.world}, hedging: p99", value, at_most, "{:.1f} ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +73,7 @@ class HedgingBudgetTarget:
         calls = results.value("client", self.world, HEDGING, HEDGED, "calls") or 0.0
         assert isinstance(POLICY.retry_budget, float)
         at_most = POLICY.retry_budget * calls + POLICY.min_retries
-        return _verdict(f"{self.world}, hedging: extra calls", value, at_most, "{:.0f}")
-
-
-def _verdict(about: str, value: float | None, at_most: float, form: str) -> Verdict:
-    asked = f"≤ {form.format(at_most)}"
-    if value is None:
-        return about, "–", asked, "not measured"
-    return about, form.format(value), asked, "met" if value <= at_most else "**missed**"
+        return verdict(f"{self.world}, hedging: extra calls", value, at_most, "{:.0f}")
 
 
 WORLDS: tuple[World, ...] = ("sync", "aio")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import os
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 import grpc
 
 import rpcwheel
+from benchmarks._child import print_rows
 from benchmarks._engines import engine
 from benchmarks.capacity.subjects import (
     BARE,
@@ -522,7 +522,7 @@ def main(step: str, scale: str, name: str) -> None:
         measured = series(name, 1)
     else:
         measured = threads(name, 1)
-    print(json.dumps([measured.as_dict()]), flush=True)
+    print_rows([measured])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 BODY = b"x" * 300
 """The request of each call."""
@@ -58,10 +57,6 @@ class Growth:
     descriptors: float
     """Each."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The row as a JSON object."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
 class Disk:
@@ -71,10 +66,6 @@ class Disk:
     number: int
     stored: float
     delivered: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """The row as a JSON object."""
-        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +78,9 @@ class Series:
     next: int
     """Each further one."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """The row as a JSON object."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 @dataclass(frozen=True, slots=True)
 class Threads:
     """How many threads a process has after each of some steps."""
 
     steps: dict[str, int]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The row as a JSON object."""
-        return {"steps": self.steps}

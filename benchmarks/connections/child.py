@@ -5,10 +5,10 @@ Prints a line of JSON.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 
+from benchmarks._child import print_rows
 from benchmarks.calls.scale import Row
 from benchmarks.connections import (
     calls,
@@ -26,7 +26,7 @@ from benchmarks.connections.scale import SCALES
 def main(step: str, world: str, scale: str, *who: str) -> None:
     """Measure, and print the rows."""
     logging.getLogger("rpcwheel").setLevel(logging.CRITICAL)  # connections die here on purpose
-    print(json.dumps([row.as_dict() for row in measure(step, world, scale, *who)]))
+    print_rows(measure(step, world, scale, *who))
 
 
 def measure(step: str, world: str, scale: str, *who: str) -> list[Row]:

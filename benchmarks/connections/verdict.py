@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchmarks._page import Verdict, verdict
 from benchmarks.calls.scale import Results, World
 from benchmarks.connections.scale import FULL
 from benchmarks.connections.subjects import HEARTBEATS, OURS, UNWATCHED
@@ -16,14 +17,12 @@ class Target:
     world: World
     below_percent: float
 
-    def verdict(self, results: Results) -> tuple[str, str, str, str]:
-        """The name, the measured value, the target, and whether it is met."""
+    def verdict(self, results: Results) -> Verdict:
+        """Compare."""
         value = percent(results, self.world, OURS)
         text = f"{self.world}: heartbeats of {FULL.channels:,} idle channels, every 60 s"
-        asked = f"< {self.below_percent:g} % of a core"
-        if value is None:
-            return text, "–", asked, "not measured"
-        return text, f"{value:.2f} %", asked, "met" if value < self.below_percent else "**missed**"
+        goal = "{:g} % of a core"
+        return verdict(text, value, self.below_percent, "{:.2f} %", sign="<", goal_form=goal)
 
 
 TARGETS = (Target("sync", 2.0), Target("aio", 2.0))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks import _page
-from benchmarks._page import Origin, figure, table
+from benchmarks._page import Origin, Verdict, figure, table, verdict
 from benchmarks.failback.scale import (
     AT_MOST,
     CHANNEL,
@@ -19,7 +19,6 @@ from benchmarks.failback.scale import (
     PER_S,
     SERVER_THREADS,
     SERVICE_S,
-    THREADS,
     TIMEOUT_S,
     Scale,
 )
@@ -115,29 +114,21 @@ def _line(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _appends_met(rows: Rows) -> Iterator[tuple[str, str, str, str]]:
-    for durability in DURABILITIES:
-        for threads in THREADS:
-            for row in rows:
-                if (row["durability"], row["threads"], row["subject"]) == (
-                    durability,
-                    threads,
-                    FRONT,
-                ):
-                    text = f"{FRONT}, {threads} threads, `{durability}`: time × bare"
-                    met = "met" if row["bare"] <= AT_MOST else "**missed**"
-                    yield text, f"{row['bare']:.2f}", f"≤ {AT_MOST}", met
+def _appends_met(rows: Rows) -> Iterator[Verdict]:
+    for row in rows:
+        if row["subject"] == FRONT:
+            text = f"{FRONT}, {row['threads']} threads, `{row['durability']}`: time × bare"
+            yield verdict(text, row["bare"], AT_MOST, "{:.2f}", goal_form="{}")
 
 
-def _waiting_met(waiting: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+def _waiting_met(waiting: Mapping[str, Any]) -> Iterator[Verdict]:
     for name, text in (("waits", "server is down"), ("delivers", "server is up")):
         above = waiting[name]["peak_mb"] - waiting["idle"]["peak_mb"]
-        met = "met" if above <= MOST_MB else "**missed**"
         label = f"memory above an idle client, {waiting['waiting']:,} calls, {text}"
-        yield label, f"{above:.1f} MB", f"≤ {MOST_MB:g} MB", met
+        yield verdict(label, above, MOST_MB, "{:.1f} MB", goal_form="{:g} MB")
 
 
-def _backlog_met(rows: Rows) -> Iterator[tuple[str, str, str, str]]:
+def _backlog_met(rows: Rows) -> Iterator[Verdict]:
     for row in rows:
         if row["share"] is None:
             continue

@@ -5,7 +5,6 @@ Prints a line of JSON.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import threading
@@ -14,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks._child import print_rows
 from benchmarks._clock import Cost, Stopwatch
 from benchmarks._engines import engine as engine_class
 from benchmarks.calls.scale import Row
@@ -173,4 +173,4 @@ def running(engine: str) -> Iterator[Opened]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([row.as_dict() for row in measure(SCALES[sys.argv[1]], sys.argv[2])]))
+    print_rows(measure(SCALES[sys.argv[1]], sys.argv[2]))

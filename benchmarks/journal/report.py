@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks import _page
-from benchmarks._page import Origin, figure, quartiles, table
+from benchmarks._page import Origin, Verdict, figure, quartiles, table, verdict
 from benchmarks.calls.scale import Results, Row
 from benchmarks.journal.subjects import (
     AT_MOST,
@@ -70,12 +70,8 @@ def _line(row: Row) -> tuple[str, ...]:
     )
 
 
-def _verdicts(results: Results) -> Iterator[tuple[str, str, str, str]]:
+def _verdicts(results: Results) -> Iterator[Verdict]:
     for engine in ENGINES:
         for what in (ONE, BATCH):
-            text, asked = f"{engine}: {what}", f"≤ {AT_MOST:.2f}×"
             value = results.value("client", "sync", what, f"{engine}, {OURS}", "wall_ratio")
-            if value is None:
-                yield text, "–", asked, "not measured"
-            else:
-                yield text, f"{value:.3f}×", asked, "met" if value <= AT_MOST else "**missed**"
+            yield verdict(f"{engine}: {what}", value, AT_MOST, "{:.3f}×", goal_form="{:.2f}×")

@@ -42,7 +42,8 @@ def main() -> int:
     outcomes = [each for each in results if isinstance(each, Outcome)]
     outages = [each for each in results if isinstance(each, OutageOutcome)]
     skipped = [each for each in results if isinstance(each, Skipped)]
-    write_rows(options, [*outcomes, *outages])
+    figures = [each.as_dict() for each in outcomes] + [each.as_dict() for each in outages]
+    write_rows(options, figures)
     page = report.page(
         outcomes,
         origin=_page.Origin(facts, skipped, PROGRAM.command),

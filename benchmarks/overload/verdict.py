@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import inf
 
+from benchmarks._page import Verdict, verdict
 from benchmarks.overload.cases import (
     ADAPTIVE,
     AFTER,
@@ -36,8 +37,6 @@ MOST_P99 = 3.0
 ROOM_S = 0.3
 """The longest wait of a call for its handler (`LimitPolicy.max_wait`)."""
 
-Verdict = tuple[str, str, str, str]
-
 
 def verdicts(outcomes: Sequence[Outcome]) -> Iterator[Verdict]:
     """What was measured, the target, and whether it is met."""
@@ -61,25 +60,25 @@ def _phases(outcome: Outcome) -> Iterator[Verdict]:
         if each.phase in LEAST_GOODPUT:
             least = LEAST_GOODPUT[each.phase][case.world, HANDLERS[case.handler].burns]
             name = f"{_name(outcome)}: goodput at {each.phase}"
-            yield _verdict(name, each.goodput, least, "{:.2f}", is_least=True)
+            yield verdict(name, each.goodput, least, "{:.2f}", sign="≥")
             most_s = MOST_P99 * unloaded_s + ROOM_S
             name = f"{_name(outcome)}: p99 of answered calls at {each.phase}, ms"
-            yield _verdict(name, 1e3 * (each.p99_s or 0.0), 1e3 * most_s, "{:,.0f}")
+            yield verdict(name, 1e3 * (each.p99_s or 0.0), 1e3 * most_s, "{:,.0f}")
     name = f"{_name(outcome)}: executions for callers that had gone"
-    yield _verdict(name, max(each.wasted for each in figures), MOST_WASTED, "{:.1%}")
+    yield verdict(name, max(each.wasted for each in figures), MOST_WASTED, "{:.1%}")
     yield _settled(outcome, figures[-1])
 
 
 def _settled(outcome: Outcome, figures: PhaseFigures) -> Verdict:
     name = f"{_name(outcome)}: {figures.phase}, settled after, s"
     took_s = inf if figures.settled_s is None else figures.settled_s
-    return _verdict(name, took_s, MOST_SETTLED_S[figures.phase], "{:.1f}")
+    return verdict(name, took_s, MOST_SETTLED_S[figures.phase], "{:.1f}")
 
 
 def _critical(outcome: Outcome) -> Verdict:
     critical = min(figures.critical or 0.0 for figures in outcome.figures())
     name = f"{_name(outcome)}, {outcome.case.client}: CRITICAL calls answered"
-    return _verdict(name, critical, LEAST_CRITICAL, "{:.1%}", is_least=True)
+    return verdict(name, critical, LEAST_CRITICAL, "{:.1%}", sign="≥")
 
 
 def _chains(outcomes: Sequence[Outcome]) -> Iterator[Verdict]:
@@ -89,16 +88,8 @@ def _chains(outcomes: Sequence[Outcome]) -> Iterator[Verdict]:
     for (world, variant), reached in goodput.items():
         if variant == ADAPTIVE and (without := goodput.get((world, SEVERED))):
             name = f"{CHAIN}, {world}: goodput, over that without inheritance"
-            yield _verdict(name, reached / without, LEAST_CHAIN, "{:.2f}", is_least=True)
+            yield verdict(name, reached / without, LEAST_CHAIN, "{:.2f}", sign="≥")
 
 
 def _name(outcome: Outcome) -> str:
     return f"{outcome.case.scenario}, {outcome.case.world}, {outcome.case.handler}"
-
-
-def _verdict(
-    name: str, measured: float, target: float, form: str, *, is_least: bool = False
-) -> Verdict:
-    sign, is_met = ("≥", measured >= target) if is_least else ("≤", measured <= target)
-    shown = "never" if measured == inf else form.format(measured)
-    return name, shown, f"{sign} {form.format(target)}", "met" if is_met else "**missed**"

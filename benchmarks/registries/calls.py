@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from functools import partial
+from itertools import cycle
 from typing import Any
 
 import grpc
@@ -17,7 +17,6 @@ from benchmarks.calls.unary import compare, compare_aio
 from benchmarks.calls.wire import SERVICE
 from benchmarks.connections.channels import OWN_CONNECTION
 from benchmarks.connections.far import Far
-from benchmarks.registries.by_hand import AioInTurn, InTurn
 from benchmarks.registries.scale import Scale
 from benchmarks.registries.subjects import (
     BARE,
@@ -66,65 +65,88 @@ def _registry(size: int) -> str:
     return f"memory://bench{size}"
 
 
-def _target(name: str, targets: Sequence[str], scale: Scale) -> str:
-    """Where the channel of a subject goes."""
+def _targets(name: str, targets: Sequence[str], scale: Scale) -> Sequence[str]:
+    """Where the channels of a subject go; all but one subject have one channel."""
     if name in (BARE, RECONNECTING):
-        return targets[0]
+        return targets[:1]
     if name == BY_HAND:
-        return ",".join(targets[: scale.few])
+        return targets[: scale.few]
     if name in LB_POLICIES:
         size = {ONE: 1, MANY: scale.many}.get(name, scale.few)
-        return f"{_registry(size)}/{SERVICE}"
+        return [f"{_registry(size)}/{SERVICE}"]
     size = scale.few if name == GRPC_FEW else scale.many
-    return "ipv4:" + ",".join(targets[:size])
+    return ["ipv4:" + ",".join(targets[:size])]
 
 
-LISTED = [*OWN_CONNECTION, ("grpc.service_config", IN_TURN)]
+class InTurn:
+    """The rival to a channel by name with nothing in it: a bare channel each, called in turn.
+
+    One function more than a bare channel needs.
+    """
+
+    def __init__(self, channels: Sequence[Any]) -> None:
+        self._channels = channels
+
+    def unary_unary(self, method: str) -> Callable[..., Any]:
+        """Make a member of a stub."""
+        following = cycle([channel.unary_unary(method) for channel in self._channels]).__next__
+
+        def call(request: bytes, *, timeout: float | None = None) -> Any:
+            return following()(request, timeout=timeout)
+
+        return call
+
+
+def _subject(name: str, channels: Sequence[Any]) -> Any:
+    return InTurn(channels) if name == BY_HAND else channels[0]
+
+
+def _options(name: str) -> Sequence[tuple[str, Any]]:
+    in_turn = () if name in (BARE, BY_HAND) else (("grpc.service_config", IN_TURN),)
+    return [*OWN_CONNECTION, *in_turn]
 
 
 def _channel(name: str, target: str) -> Any:
-    if name == BY_HAND:
-        return InTurn([_channel(BARE, one) for one in target.split(",")])
     if name in LB_POLICIES:
         return resolver.insecure_channel(
             target, lb_policy=LB_POLICIES[name], registry_policy=POLICY
         )
     if name == RECONNECTING:
         return ReconnectingChannel(target)
-    return grpc.insecure_channel(target, options=OWN_CONNECTION if name == BARE else LISTED)
+    return grpc.insecure_channel(target, options=_options(name))
 
 
 def _aio_channel(name: str, target: str) -> Any:
-    if name == BY_HAND:
-        return AioInTurn([_aio_channel(BARE, one) for one in target.split(",")])
     if name in LB_POLICIES:
         return aio_resolver.insecure_channel(
             target, lb_policy=LB_POLICIES[name], registry_policy=POLICY
         )
     if name == RECONNECTING:
         return AioReconnectingChannel(target)
-    return grpc.aio.insecure_channel(target, options=OWN_CONNECTION if name == BARE else LISTED)
+    return grpc.aio.insecure_channel(target, options=_options(name))
 
 
 def _sync(targets: Sequence[str], scale: Scale) -> list[Row]:
     with ExitStack() as stack:
-        channels: dict[str, Any] = {
-            name: stack.enter_context(_channel(name, _target(name, targets, scale)))
-            for name in CALLERS
-        }
+        channels: dict[str, Any] = {}
+        for name in CALLERS:
+            made = [_channel(name, target) for target in _targets(name, targets, scale)]
+            channels[name] = _subject(name, [stack.enter_context(each) for each in made])
         return compare(channels, UNARY, BARE, scale)
 
 
 def _aio(targets: Sequence[str], scale: Scale) -> list[Row]:
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
-        channels = runner.run(_open(partial(_target, targets=targets, scale=scale), stack))
+        channels = runner.run(_open(targets, scale, stack))
         rows = compare_aio(runner, channels, UNARY, BARE, scale)
         runner.run(stack.aclose())
     return rows
 
 
-async def _open(target: Any, stack: AsyncExitStack) -> dict[str, grpc.aio.Channel]:
-    return {
-        name: await stack.enter_async_context(_aio_channel(name, target(name))) for name in CALLERS
-    }
+async def _open(targets: Sequence[str], scale: Scale, stack: AsyncExitStack) -> dict[str, Any]:
+    channels = {}
+    for name in CALLERS:
+        made = [_aio_channel(name, target) for target in _targets(name, targets, scale)]
+        channels[name] = _subject(name, [await stack.enter_async_context(each) for each in made])
+    return channels

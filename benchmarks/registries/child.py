@@ -5,10 +5,10 @@ Prints a line of JSON.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 
+from benchmarks._child import print_rows
 from benchmarks.calls.scale import Row
 from benchmarks.connections.far import make_room
 from benchmarks.registries import calls, channel_picks, converge, picks, republish, restart
@@ -17,7 +17,7 @@ from benchmarks.registries.scale import SCALES
 
 def main(scale: str, step: str, *who: str) -> None:
     """Measure, and print the rows."""
-    print(json.dumps([row.as_dict() for row in measure(scale, step, *who)]))
+    print_rows(measure(scale, step, *who))
 
 
 def measure(scale: str, step: str, *who: str) -> list[Row]:

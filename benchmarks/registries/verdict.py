@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from benchmarks._page import Verdict, verdict
 from benchmarks.calls.scale import Results, World
 from benchmarks.registries.subjects import BARE, FEW, GRPC_MANY, MANY, ONE, UNARY
 
@@ -18,14 +19,11 @@ class Target:
     clock: str
     at_most: float
 
-    def verdict(self, results: Results) -> tuple[str, str, str, str]:
-        """The name, the measured value, the target, and whether it is met."""
+    def verdict(self, results: Results) -> Verdict:
+        """Compare."""
         text = f"{self.world}, {self.subject}, over {self.over}: {self.clock} time"
-        asked = f"≤ {self.at_most:.2f}×"
         value = ratio(results, self.world, self.subject, self.over, self.clock)
-        if value is None:
-            return text, "–", asked, "not measured"
-        return text, f"{value:.3f}×", asked, "met" if value <= self.at_most else "**missed**"
+        return verdict(text, value, self.at_most, "{:.3f}×", goal_form="{:.2f}×")
 
 
 def ratio(results: Results, world: World, subject: str, over: str, clock: str) -> float | None:
