@@ -213,7 +213,7 @@ def _import(modules: Sequence[str]) -> None:
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigurationError(
                 f"cannot import {module}: {type(error).__name__}: {error}"
             ) from error
@@ -239,7 +239,9 @@ def _metadata(values: Sequence[str]) -> Callable[[], Sequence[tuple[str, str | b
     pairs = [_pair(value, "--metadata", "KEY=VALUE") for value in values]
 
     def read() -> Sequence[tuple[str, str | bytes]]:
-        return checked_metadata([(key.lower(), _value(key, source)) for key, source in pairs])
+        return checked_metadata(
+            [(key.lower(), _value(key.lower(), source)) for key, source in pairs]
+        )
 
     read()
     return read

@@ -48,6 +48,7 @@ from .registry_view import (
     change_as_json,
     changes_between,
     changes_of_consumers,
+    local_time,
     show,
 )
 from .target import parse_target
@@ -435,7 +436,7 @@ def _name(instance: ServiceInstance) -> str:
 
 
 def _owner(instance: ServiceInstance) -> str:
-    since = f", up since {time.ctime(instance.started_at)}" if instance.started_at else ""
+    since = f", up since {local_time(instance.started_at)}" if instance.started_at else ""
     process = instance.epoch or "(unknown)"
     return f"{_name(instance)} of the process {process} at {instance.address}{since}"
 

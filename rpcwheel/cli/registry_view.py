@@ -83,14 +83,14 @@ def _row(instance: ServiceInstance) -> dict[str, str]:
     if instance.protocol != "grpc":
         address = f"{instance.protocol}://{address}"
     cells = [instance.service, instance.id, address, str(instance.weight), instance.version]
-    cells += [instance.group, instance.zone, instance.status, _local_time(instance.started_at)]
+    cells += [instance.group, instance.zone, instance.status, local_time(instance.started_at)]
     cells.append(_pairs(instance.metadata))
     return dict(zip(COLUMNS, cells, strict=True))
 
 
 def _consumer_row(consumer: Consumer) -> dict[str, str]:
     cells = [consumer.service, consumer.application, consumer.host, consumer.version]
-    cells += [consumer.group, consumer.release, _local_time(consumer.started_at)]
+    cells += [consumer.group, consumer.release, local_time(consumer.started_at)]
     return dict(zip(CONSUMER_COLUMNS, cells, strict=True))
 
 
@@ -101,7 +101,7 @@ def as_document(registry: str, services: Services, consumers: Sequence[Consumer]
     return json.dumps(document | {"consumers": list(map(asdict, consumers))}, indent=2)
 
 
-def _local_time(seconds: float) -> str:
+def local_time(seconds: float) -> str:
     """Return date and time; "" for 0 (unknown), "?" for a number that is not a valid time."""
     if not seconds:
         return ""

@@ -215,7 +215,7 @@ def test_metadata_comes_from_arguments_files_and_variables(
     monkeypatch.setenv("TENANT", "7")
     backend.append([stored_rpc(shop.target)])
     words = [f"authorization=file:{tmp_path}/token", "X-Tenant=env:TENANT", "x-zone=a=b"]
-    words += ["trace-bin=AAE="]
+    words += ["Trace-BIN=AAE="]
     options = [part for word in words for part in ("--metadata", word)]
     options.append("--metadata-to-all-targets")
     assert run(url, "--once", *options, capsys=capsys)[0] == 0
@@ -289,6 +289,16 @@ def test_calls_that_cannot_be_delivered_are_reported(url, backend, capsys):
     status, err = run(url, "--once", capsys=capsys)
     assert status == 0
     assert err.count("skips the calls of shop.tasks.mail: they are calls of a function") == 1
+
+
+def test_a_module_that_ends_the_process_cannot_be_imported(
+    url, backend, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "script_of_test.py").write_text("raise SystemExit('no settings')")
+    monkeypatch.syspath_prepend(tmp_path)
+    status, err = run(url, "--once", "--import", "script_of_test", capsys=capsys)
+    assert status == 2
+    assert "cannot import script_of_test: SystemExit: no settings" in err
 
 
 @pytest.mark.parametrize(

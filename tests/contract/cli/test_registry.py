@@ -287,7 +287,7 @@ def test_a_signal_during_the_registration_withdraws_it(
 
 
 def test_register_names_the_process_whose_instance_it_replaces(url, registry, capsys) -> None:
-    registered(registry, instance(epoch="feed"))
+    registered(registry, instance(epoch="feed", started_at=1e18))
     others = []
 
     def look(snapshot):
@@ -298,6 +298,6 @@ def test_register_names_the_process_whose_instance_it_replaces(url, registry, ca
     with Interrupt() as ctrl_c, registry.subscribe("shop.Orders", look):
         assert main(["registry", "register", f"{url}/shop.Orders", "10.0.0.7:50051"]) == 130
     assert (
-        "replaces shop.Orders/10.0.0.7:50051 of the process feed at 10.0.0.7:50051"
+        "replaces shop.Orders/10.0.0.7:50051 of the process feed at 10.0.0.7:50051, up since ?"
         in capsys.readouterr().err
     )
