@@ -1,18 +1,20 @@
-"""Makes the pictures of the live view again, with Chromium: `python docs/images/screenshots.py`."""
+"""Makes the pictures of the live view again: `python docs/images/screenshots.py`.
+
+Needs Chromium, and Pillow (`pip install pillow`).
+"""
 
 import http.client
 import json
-import struct
 import subprocess
 import tempfile
 import threading
 import time
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import grpc
+from PIL import Image
 from rich.console import Console
 
 from rpcwheel import FailbackPolicy, Kit, MethodPolicy, Publisher, open_registry
@@ -105,59 +107,8 @@ def picture(url: str, name: str, width: int, height: int, profile: str) -> None:
         check=True,
         capture_output=True,
     )
-    shrink(HERE / name)
-
-
-def shrink(path: Path) -> None:
-    """Give a PNG of Chromium a palette of at most 256 colors, which takes a quarter of the size."""
-    data, chunks, at = path.read_bytes(), {}, 8
-    while at < len(data):
-        size, kind = struct.unpack_from(">I4s", data, at)
-        chunks[kind] = chunks.get(kind, b"") + data[at + 8 : at + 8 + size]
-        at += 12 + size
-    width, height, depth, color = struct.unpack_from(">IIBB", chunks[b"IHDR"])
-    channels = {2: 3, 6: 4}[color]
-    if depth != 8:
-        raise ValueError(f"{path}: {depth} bits per channel")
-    raw, stride = zlib.decompress(chunks[b"IDAT"]), width * channels
-    lines, above = [], bytes(stride)
-    for start in range(0, len(raw), stride + 1):
-        above = unfiltered(raw[start], raw[start + 1 : start + 1 + stride], above, channels)
-        lines.append(above)
-    for step in (1, 5, 15, 17, 51):  # the finest with at most 256 colors
-        levels = bytes(round(value / step) * step for value in range(256))
-        palette: dict[bytes, int] = {}
-        packed = bytearray()
-        for line in lines:
-            coarse = line.translate(levels)
-            packed.append(0)
-            for pixel in range(0, stride, channels):
-                packed.append(palette.setdefault(coarse[pixel : pixel + 3], len(palette)) & 255)
-        if len(palette) <= 256:
-            break
-    header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
-    body = zlib.compress(bytes(packed), 9)
-    parts = [(b"IHDR", header), (b"PLTE", b"".join(palette)), (b"IDAT", body), (b"IEND", b"")]
-    path.write_bytes(
-        data[:8]
-        + b"".join(
-            struct.pack(">I", len(one)) + kind + one + struct.pack(">I", zlib.crc32(kind + one))
-            for kind, one in parts
-        )
-    )
-
-
-def unfiltered(kind: int, line: bytes, above: bytes, channels: int) -> bytes:
-    """Return a line of a PNG without its filter (RFC 2083, section 6)."""
-    made = bytearray(line)
-    for index, value in enumerate(line):
-        left = made[index - channels] if index >= channels else 0
-        corner = above[index - channels] if index >= channels else 0
-        up = above[index]
-        guess = left + up - corner
-        nearest = min((left, up, corner), key=lambda one: abs(guess - one))
-        made[index] = (value + (0, left, up, (left + up) // 2, nearest)[kind]) & 255
-    return bytes(made)
+    drawn = Image.open(HERE / name).quantize(64, dither=Image.Dither.NONE)
+    drawn.save(HERE / name, optimize=True)  # a third of the size
 
 
 def main() -> None:
