@@ -1,14 +1,15 @@
 """Draws what becomes of a call of failback if the process dies.
 
-`python docs/images/delivery.py` writes `delivery.svg`. Needs only the standard library.
+`python docs/images/delivery.py` writes `delivery.svg`.
 tests/contract/test_documents.py fails if the picture is out of date. It is narrow, so that its text
 can be read on a phone.
 """
 
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from _svg import box, path, picture, text
 
 PICTURE = Path(__file__).with_name("delivery.svg")
 
@@ -63,42 +64,15 @@ LEFT = MARGIN + 26
 COLUMNS = (LEFT + BOX_WIDTH - 8, LEFT + BOX_WIDTH + 180)
 TOP = 40
 
-HEAD = """\
-<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" \
-viewBox="0 0 {width} {height}" role="img">
-<title>A call of failback, and what becomes of it if the process dies</title>
-<style>
-text {{ font-family: ui-monospace, Menlo, Consolas, monospace; fill: #1f2328 }}
-.name {{ font-size: 13px; font-weight: 600 }}
-.small {{ font-size: 12px; fill: #59636e }}
-.lost {{ font-size: 12px; fill: #d1242f }}
-.box {{ fill: #f6f8fa; stroke: #8c959f }}
-.crash {{ stroke: #d1242f; stroke-dasharray: 4 3 }}
-.arrow {{ fill: none; stroke: #59636e; marker-end: url(#head) }}
-</style>
-<defs>
-<marker id="head" refX="6" refY="3" markerWidth="7" markerHeight="6" orient="auto">\
-<path d="M0 0 7 3 0 6z" fill="#59636e"/></marker>
-</defs>
-<rect width="{width}" height="{height}" fill="#ffffff"/>"""
-
-
-def text(kind: str, x: float, y: float, line: str) -> str:
-    """Return a line of text."""
-    return f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(line)}</text>'
-
-
-def box(x: float, y: float) -> str:
-    """Return an empty box."""
-    return (
-        f'<rect class="box" x="{x:g}" y="{y:g}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="4"/>'
-    )
-
-
-def path(kind: str, *points: tuple[float, float]) -> str:
-    """Return lines from point to point."""
-    steps = " ".join(f"{x:g} {y:g}" for x, y in points)
-    return f'<path class="{kind}" d="M{steps}"/>'
+TITLE = "A call of failback, and what becomes of it if the process dies"
+STYLE = """
+.name { font-size: 13px; font-weight: 600 }
+.small { font-size: 12px; fill: #59636e }
+.lost { font-size: 12px; fill: #d1242f }
+.box { fill: #f6f8fa; stroke: #8c959f }
+.crash { stroke: #d1242f; stroke-dasharray: 4 3 }
+.arrow { fill: none; stroke: #59636e; marker-end: url(#head) }
+"""
 
 
 def crash(step: Step, y: float) -> Iterator[str]:
@@ -122,7 +96,7 @@ def draw() -> str:
     y = float(TOP)
     for number, step in enumerate(STEPS):
         parts += [
-            box(LEFT, y),
+            box("box", LEFT, y, BOX_WIDTH, BOX_HEIGHT),
             text("name", LEFT + 8, y + 18, step.name),
             text("small", LEFT + 8, y + 35, step.below),
         ]
@@ -138,8 +112,7 @@ def draw() -> str:
         text("small", LEFT + BOX_WIDTH + 10, stored - 4, "success: done; failure: next attempt,"),
         text("small", LEFT + BOX_WIDTH + 10, stored + 12, "or dead letter if it is given up"),
     ]
-    head = HEAD.format(width=WIDTH, height=round(y + MARGIN))
-    return "\n".join([head, *parts, "</svg>", ""])
+    return picture(TITLE, (WIDTH, y + MARGIN), STYLE, parts, is_narrow=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """Draws which component notices which fault: `python docs/images/faults.py` writes `faults.svg`.
 
-Needs only the standard library. tests/contract/test_documents.py fails if the picture is out of
-date. It is narrow, so that its text can be read on a phone.
+tests/contract/test_documents.py fails if the picture is out of date. It is narrow, so that its text
+can be read on a phone.
 """
 
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from _svg import GRAY, box, path, picture, text
 
 PICTURE = Path(__file__).with_name("faults.svg")
 
@@ -42,56 +43,29 @@ LEFT = MARGIN + 12
 BOX_WIDTH, BOX_HEIGHT, STEP = 146, 28, 40
 TITLE_HEIGHT, LINK = 30, 84
 
-HEAD = """\
-<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" \
-viewBox="0 0 {width} {height}" role="img">
-<title>Which component notices which fault, on the path from the caller to the server</title>
-<style>
-text {{ font-family: ui-monospace, Menlo, Consolas, monospace; fill: #1f2328 }}
-.name {{ font-size: 13px; font-weight: 600 }}
-.small {{ font-size: 12px; fill: #59636e }}
-.fault {{ font-size: 12px; fill: #d1242f }}
-.box {{ fill: #ddf4ff; stroke: #54aeff }}
-.place {{ fill: #f6f8fa; stroke: #8c959f }}
-.arrow {{ fill: none; stroke: #59636e; marker-start: url(#tail); marker-end: url(#head) }}
-</style>
-<defs>
-<marker id="head" refX="6" refY="3" markerWidth="7" markerHeight="6" orient="auto">\
-<path d="M0 0 7 3 0 6z" fill="#59636e"/></marker>
-<marker id="tail" refX="1" refY="3" markerWidth="7" markerHeight="6" orient="auto">\
-<path d="M7 0 0 3 7 6z" fill="#59636e"/></marker>
-</defs>
-<rect width="{width}" height="{height}" fill="#ffffff"/>"""
-
-
-def text(kind: str, x: float, y: float, line: str) -> str:
-    """Return a line of text."""
-    return f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(line)}</text>'
-
-
-def box(kind: str, x: float, y: float) -> str:
-    """Return an empty box."""
-    return (
-        f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" '
-        'rx="4"/>'
-    )
+TITLE = "Which component notices which fault, on the path from the caller to the server"
+STYLE = """
+.name { font-size: 13px; font-weight: 600 }
+.small { font-size: 12px; fill: #59636e }
+.fault { font-size: 12px; fill: #d1242f }
+.box { fill: #ddf4ff; stroke: #54aeff }
+.place { fill: #f6f8fa; stroke: #8c959f }
+.arrow { fill: none; stroke: #59636e; marker-start: url(#tail); marker-end: url(#head) }
+"""
 
 
 def arrow(x: float, top: float, bottom: float) -> str:
     """Return a vertical arrow with two heads."""
-    return f'<path class="arrow" d="M{x:g} {top:g} {x:g} {bottom:g}"/>'
+    return path("arrow", (x, top), (x, bottom))
 
 
 def place(title: str, rows: tuple[Row, ...], y: float) -> Iterator[str]:
     """Draw a process with its components."""
-    yield (
-        f'<rect class="place" x="{MARGIN}" y="{y:g}" width="{WIDTH - 2 * MARGIN}" '
-        f'height="{height_of(rows)}" rx="6"/>'
-    )
+    yield box("place", MARGIN, y, WIDTH - 2 * MARGIN, height_of(rows), 6)
     yield text("name", LEFT, y + 20, title)
     for number, row in enumerate(rows):
         top = y + TITLE_HEIGHT + number * STEP
-        yield box("box", LEFT, top)
+        yield box("box", LEFT, top, BOX_WIDTH, BOX_HEIGHT)
         yield text("name", LEFT + 8, top + 19, row.component)
         yield text("fault", LEFT + BOX_WIDTH + 14, top + 11, row.fault)
         yield text("small", LEFT + BOX_WIDTH + 14, top + 27, row.action)
@@ -116,15 +90,15 @@ def draw() -> str:
         arrow(LEFT + BOX_WIDTH / 2, y, y + LINK),
         text("name", LEFT + BOX_WIDTH / 2 + 14, middle - 4, "connection"),
         text("small", LEFT + BOX_WIDTH / 2 + 14, middle + 12, "silent, cut, refused"),
-        box("place", registry, middle - BOX_HEIGHT / 2),
+        box("place", registry, middle - BOX_HEIGHT / 2, BOX_WIDTH, BOX_HEIGHT),
         text("name", registry + 8, middle + 5, "registry"),
         arrow(registry + BOX_WIDTH / 2, y, middle - BOX_HEIGHT / 2),
         arrow(registry + BOX_WIDTH / 2, middle + BOX_HEIGHT / 2, y + LINK),
     ]
     y += LINK
     parts += place("server", SERVER, y)
-    head = HEAD.format(width=WIDTH, height=round(y + height_of(SERVER) + MARGIN))
-    return "\n".join([head, *parts, "</svg>", ""])
+    size = WIDTH, y + height_of(SERVER) + MARGIN
+    return picture(TITLE, size, STYLE, parts, heads={"head": GRAY, "tail": GRAY}, is_narrow=True)
 
 
 if __name__ == "__main__":

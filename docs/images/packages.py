@@ -1,15 +1,16 @@
 """Draws the layers of packages: `python docs/images/packages.py` writes `packages.svg`.
 
-The layers are the contracts of import-linter in pyproject.toml. Needs only the standard library.
-tests/contract/test_package.py fails if the picture is out of date.
+The layers are the contracts of import-linter in pyproject.toml.
+tests/contract/test_documents.py fails if the picture is out of date.
 """
 
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from html import escape
 from pathlib import Path
 from textwrap import wrap
+
+from _svg import box, picture, text
 
 ROOT = Path(__file__).parents[2]
 PICTURE = Path(__file__).with_name("packages.svg")
@@ -21,17 +22,17 @@ TITLE_HEIGHT = 26
 LINE_HEIGHT = 14
 CHARACTERS_PER_LINE = 19
 MIN_BOX_WIDTH = 144
-HEAD = """\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">
-<title>The packages of rpcwheel in layers. A package imports lower layers only.</title>
-<style>
-text {{ font-family: ui-monospace, Menlo, Consolas, monospace; fill: #1f2328 }}
-.name {{ font-size: 14px; font-weight: 600 }}
-.small {{ font-size: 11px; fill: #59636e }}
-.box {{ fill: #f6f8fa; stroke: #8c959f }}
-.pure {{ fill: #ddf4ff; stroke: #54aeff }}
-</style>
-<rect width="{width}" height="{height}" fill="#ffffff"/>"""
+NOTES = (
+    "A package imports lower layers only, none beside it. Blue: decides",
+    "without I/O, as a whole or in the modules named in it.",
+)
+TITLE = "The packages of rpcwheel in layers. A package imports lower layers only."
+STYLE = """
+.name { font-size: 14px; font-weight: 600 }
+.small { font-size: 11px; fill: #59636e }
+.box { fill: #f6f8fa; stroke: #8c959f }
+.pure { fill: #ddf4ff; stroke: #54aeff }
+"""
 
 
 def contracts() -> dict[str, dict[str, list[str]]]:
@@ -55,27 +56,15 @@ def decision_modules(patterns: list[str]) -> dict[str, list[str]]:
     return by_package
 
 
-def box(x: float, y: float, width: float, height: float, name: str, kind: str) -> str:
-    """Return a box with the name of a package."""
-    return (
-        f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4"/>\n'
-        f'<text class="name" x="{x + 10:g}" y="{y + 18:g}">{escape(name)}</text>'
-    )
-
-
-def small(x: float, y: float, text: str) -> str:
-    """Return a line of small text."""
-    return f'<text class="small" x="{x:g}" y="{y:g}">{escape(text)}</text>'
-
-
 def layer(names: list[str], pure: dict[str, list[str]], y: float, height: float) -> Iterator[str]:
     """Draw one layer, in the middle of the picture."""
     width = max(MIN_BOX_WIDTH, *(9 * len(name) + 20 for name in names))
     x = (WIDTH - len(names) * (width + GAP) + GAP) / 2
     for name in names:
-        yield box(x, y, width, height, name, "pure" if name in pure else "box")
+        yield box("pure" if name in pure else "box", x, y, width, height)
+        yield text("name", x + 10, y + 18, name)
         for number, line in enumerate(lines_of(pure.get(name, []))):
-            yield small(x + 10, y + TITLE_HEIGHT + 8 + number * LINE_HEIGHT, line)
+            yield text("small", x + 10, y + TITLE_HEIGHT + 8 + number * LINE_HEIGHT, line)
         x += width + GAP
 
 
@@ -90,10 +79,8 @@ def draw() -> str:
     pure = decision_modules(by_type["forbidden"]["source_modules"])
     y = MARGIN + 2.0
     parts = [
-        small(MARGIN, y + 8, "A package imports lower layers only, none beside it. Blue: decides"),
-        small(
-            MARGIN, y + 8 + LINE_HEIGHT, "without I/O, as a whole or in the modules named in it."
-        ),
+        text("small", MARGIN, y + 8 + number * LINE_HEIGHT, line)
+        for number, line in enumerate(NOTES)
     ]
     y += 2 * LINE_HEIGHT + GAP
     for row in by_type["layers"]["layers"]:
@@ -102,8 +89,7 @@ def draw() -> str:
         height = TITLE_HEIGHT + lines * LINE_HEIGHT + (4 if lines else 0)
         parts += layer(names, pure, y, height)
         y += height + GAP
-    head = HEAD.format(width=WIDTH, height=round(y + MARGIN - GAP))
-    return "\n".join([head, *parts, "</svg>", ""])
+    return picture(TITLE, (WIDTH, y + MARGIN - GAP), STYLE, parts, heads={})
 
 
 if __name__ == "__main__":

@@ -140,7 +140,8 @@ def test_the_relative_links_of_a_document_exist(name: str) -> None:
 
 @in_the_tree
 @pytest.mark.parametrize("name", ["delivery", "faults", "packages", "policies", "wheel"])
-def test_a_picture_that_a_script_draws_is_up_to_date(name: str) -> None:
+def test_a_picture_that_a_script_draws_is_up_to_date(name: str, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs/images")
     script = runpy.run_path(str(ROOT / "docs/images" / f"{name}.py"))
     assert script["PICTURE"].read_text("utf-8") == script["draw"]()
 
