@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from contextvars import Context
 from typing import TYPE_CHECKING
 
 from rpcwheel._concurrency.executor import EXECUTOR
@@ -115,8 +116,8 @@ class WheelTimer(TimerCore):
     def _wake(self, deadline_ns: int) -> None:
         if self._thread is None and self._starting.acquire(blocking=False):
             thread = threading.Thread(
-                target=_run_thread,
-                args=(weakref.ref(self), self._wakeup),
+                target=Context().run,  # as in `_Thread` of the executor
+                args=(_run_thread, weakref.ref(self), self._wakeup),
                 name=self.name,
                 daemon=True,
             )

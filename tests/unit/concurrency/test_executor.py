@@ -9,10 +9,11 @@ import pytest
 
 from fixtures.forks import holds_in_child
 from fixtures.programs import run_program
-from fixtures.timers import cannot_start, run_threads
+from fixtures.timers import cannot_start, inherit_contexts, run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel._concurrency.executor import EXECUTOR, KeyedExecutor
+from rpcwheel.call.deadline import current_deadline, deadline_scope
 from rpcwheel.events import ExecutorRejected, TaskFailed
 from rpcwheel.timer import ManualTimer, WheelTimer, shared_timer
 
@@ -306,3 +307,17 @@ def test_a_forked_child_starts_without_threads_and_jobs(hang):
     assert job.began.wait(WAIT_S)
     with EXECUTOR._changed:  # held at the fork, as another thread might hold it
         assert holds_in_child(lambda: run(EXECUTOR).wait(WAIT_S))
+
+
+def test_jobs_have_an_empty_context_although_a_worker_thread_may_inherit_one(monkeypatch, pool):
+    inherit_contexts(monkeypatch)
+    deadlines, ran = [], threading.Event()
+
+    def job():
+        deadlines.append(current_deadline())
+        ran.set()
+
+    with deadline_scope(60.0):
+        pool.submit("key", job)
+    assert ran.wait(WAIT_S)
+    assert deadlines == [None]

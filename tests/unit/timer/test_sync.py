@@ -9,8 +9,9 @@ import pytest
 
 from fixtures.forks import holds_in_child
 from fixtures.programs import run_program
-from fixtures.timers import QUEUES
+from fixtures.timers import QUEUES, inherit_contexts
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.call.deadline import current_deadline, deadline_scope
 from rpcwheel.timer import (
     TooManyTimeouts,
     WheelTimer,
@@ -188,3 +189,18 @@ def test_the_timer_of_a_forked_child_begins_with_counts_of_0(make_queue):
 
         assert holds_in_child(begins_anew)
         assert timer.stats().fired == 1
+
+
+def test_tasks_have_an_empty_context_although_the_thread_of_the_timer_may_inherit_one(monkeypatch):
+    inherit_contexts(monkeypatch)
+    deadlines, ran = [], threading.Event()
+
+    def task(timeout):
+        deadlines.append(current_deadline())
+        ran.set()
+
+    with WheelTimer() as timer:
+        with deadline_scope(60.0):
+            timer.new_timeout(task, 0)  # starts the thread
+        assert ran.wait(WAIT_S)
+    assert deadlines == [None]
