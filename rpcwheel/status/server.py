@@ -150,7 +150,9 @@ class StatusServer(Closing):
                 return
             self._closed = True
         self._http.stop()
-        if threading.current_thread() is not self._thread:  # where the garbage collector may run
+        if threading.current_thread() is self._thread:  # where the garbage collector may run
+            return
+        if not sys.is_finalizing():  # `join` raises then since CPython 3.14
             self._thread.join(TIMEOUT_S)
 
     def reset(self) -> None:

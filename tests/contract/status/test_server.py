@@ -15,6 +15,7 @@ import pytest
 
 import rpcwheel
 from fixtures.forks import holds_in_child
+from fixtures.programs import run_program
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import ConfigurationError, Kit, status
 from rpcwheel.status import server as server_module
@@ -300,6 +301,30 @@ def test_a_server_that_is_dropped_warns_and_closes():
         del server
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), WAIT_S)
+
+
+JOIN_OF_CPYTHON_3_14 = """
+import sys, threading
+
+def join(thread, timeout=None, join=threading.Thread.join):
+    if sys.is_finalizing():
+        raise RuntimeError("cannot join thread at interpreter shutdown")
+    join(thread, timeout)
+
+threading.Thread.join = join
+"""
+
+UNCLOSED = f"""
+exec({JOIN_OF_CPYTHON_3_14!r}, {{}})  # not among the names of this module, which it would keep
+import warnings
+from rpcwheel.status.server import StatusServer
+warnings.simplefilter("ignore", ResourceWarning)
+server = StatusServer(0)
+"""
+
+
+def test_a_program_that_does_not_close_the_live_view_exits_without_errors():
+    assert run_program(UNCLOSED) == ("", "")
 
 
 def test_a_port_in_use_is_refused(server):
