@@ -25,6 +25,7 @@ from rpcwheel.admission import (
 from rpcwheel.admission.breaker import Breaker
 from rpcwheel.admission.method import Admitted, NotSent, Reason, Waiting
 from rpcwheel.admission.targets import AdmissionSettings, Breakers, weak_check
+from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import (
     ExecutorRejected,
     ThrottleBegan,
@@ -211,11 +212,15 @@ def test_a_finalizer_ends_an_attempt_while_closed_loops_are_looked_for(timer):
         assert isinstance(admission.enter(), Admitted)
 
 
-def test_the_deadline_of_an_attempt_ends_its_wait(timer):
-    admission = admission_of(timer, concurrency=ConcurrencyPolicy(max_calls=1, max_wait=10.0))
+@pytest.mark.parametrize("rate", [None, RatePolicy(rate=1.0, max_wait=10.0)], ids=str)
+def test_the_deadline_of_an_attempt_ends_its_wait(timer, rate):
+    concurrency = ConcurrencyPolicy(max_calls=1, max_wait=10.0)
+    admission = admission_of(timer, rate=rate, concurrency=concurrency)
     admission.enter()
     waiting = admission.enter(2.0)
-    timer.advance(2.0)
+    timer.advance(1.0)
+    timer.advance(1.0)
+    assert waiting.has_ended
     assert waiting.take() == NotSent(Reason.DEADLINE)
     assert admission.enter(0.0) == NotSent(Reason.DEADLINE)
 
@@ -288,6 +293,8 @@ def test_methods_share_the_state_of_a_policy_per_target(timer):
     first, second = (client.method(f"/shop.Orders/{name}", settings) for name in ("Get", "Put"))
     admitted = first.enter()
     assert second.enter() == NotSent(Reason.CONCURRENCY)
+    equal = AdmissionSettings(concurrency=ConcurrencyPolicy(max_calls=1, per="target"))
+    assert isinstance(client.method("/shop.Stock/Get", equal).enter(), Admitted)
     first.end(admitted, "OK")
     assert isinstance(second.enter(), Admitted)
 
@@ -457,7 +464,7 @@ def test_an_attempt_that_is_canceled_as_its_token_comes_is_no_probe(timer):
     assert isinstance(admission.enter(), Admitted)
 
 
-def half_open(timer, *, is_stream, rate=None):
+def half_open(timer, *, is_stream, failed_after=0.0, **settings):
     breaker = BreakerPolicy(
         minimum_calls=1,
         half_open_calls=1,
@@ -465,10 +472,26 @@ def half_open(timer, *, is_stream, rate=None):
         open_duration=5.0,
         health_check=False,
     )
-    admission = admission_of(timer, is_stream=is_stream, breaker=breaker, rate=rate)
-    admission.end(admission.enter(), "UNAVAILABLE")
+    admission = admission_of(timer, is_stream=is_stream, breaker=breaker, **settings)
+    failed = admission.enter()
+    timer.advance(failed_after)
+    admission.end(failed, "UNAVAILABLE")
     timer.advance(5.0)
     return admission
+
+
+def test_an_attempt_that_a_later_policy_refuses_is_no_probe(timer):
+    admission = half_open(timer, is_stream=False, rate=RatePolicy(rate=0.1))
+    assert admission.enter() == NotSent(Reason.RATE)
+    timer.advance(5.0)
+    assert isinstance(admission.enter(), Admitted)
+
+
+def test_a_breaker_without_a_timer_is_half_open_at_once(timer):
+    admission = admission_of(timer, breaker=ONE_FAILURE)
+    timer.stop()
+    admission.end(admission.enter(), "UNAVAILABLE")
+    assert admission.breaker.state is BreakerState.HALF_OPEN
 
 
 @pytest.mark.parametrize(
@@ -494,8 +517,9 @@ def test_a_breaker_is_a_problem_until_it_lets_calls_through(timer):
     assert admission.status().problem == "the circuit breaker is forced open"
 
 
-def test_a_stream_that_runs_for_a_second_proves_that_the_server_works(timer):
-    admission = half_open(timer, is_stream=True)
+@pytest.mark.parametrize("throttle", [None, ThrottlePolicy(window=60.0)], ids=["breaker", "both"])
+def test_a_stream_that_runs_for_a_second_proves_that_the_server_works(timer, throttle):
+    admission = half_open(timer, is_stream=True, failed_after=4.0, throttle=throttle)
     stream = admission.enter()
     assert admission.enter().reason is Reason.BREAKER
     timer.advance(1.0)
@@ -503,6 +527,18 @@ def test_a_stream_that_runs_for_a_second_proves_that_the_server_works(timer):
     admission.end(stream, "UNAVAILABLE")  # of the state before
     assert admission.breaker.state is BreakerState.CLOSED
     assert timer.pending == 0
+
+
+def test_a_lost_server_counts_once_after_the_breaker_has_closed(timer):
+    admission = admission_of(timer, breaker=ONE_FAILURE.replace(minimum_calls=2))
+    for code in ("UNAVAILABLE", "UNAVAILABLE", "OK"):
+        admission.end(admission.enter(), code)
+        timer.advance(5.0)
+    attempts = [admission.enter() for _ in range(9)]
+    timer.advance(1.0)
+    for attempt in attempts:
+        admission.end(attempt, "UNAVAILABLE")
+    assert admission.breaker.state is BreakerState.CLOSED
 
 
 def test_a_stream_that_has_waited_proves_it_too(timer):
@@ -616,6 +652,15 @@ def test_methods_that_share_a_breaker_have_one_row_for_it(timer):
         client.method(f"/shop.Orders/{name}", settings)
     rows = {row.method: row.breaker for row in client.status()}
     assert rows == {"/shop.Orders/Get": "", "/shop.Orders/Put": "", "*": "closed"}
+
+
+@pytest.mark.parametrize(
+    ("policies", "problem"),
+    [([], "no circuit breaker"), ([BreakerPolicy(per="target")], 'per="target"')],
+)
+def test_a_change_by_hand_that_no_breaker_can_match_is_refused(policies, problem):
+    with pytest.raises(ConfigurationError, match=problem):
+        Breakers(policies).force_open("/shop.Orders/*")
 
 
 def test_what_is_set_by_hand_applies_to_breakers_that_are_made_later(timer):
