@@ -236,6 +236,16 @@ def test_a_stream_that_stalls_before_its_first_message_is_retried(shop, world, t
     assert len(shop.calls) == 2
 
 
+@ways("sync stream", "aio stream")
+def test_a_stream_whose_initial_metadata_was_received_is_not_retried(shop, client):
+    shop.then(Hang(code="UNAVAILABLE", initial=(("version", "2"),)))
+    call = client.begin(client.open(retry=retry_after()))
+    assert call.initial_metadata() == {"version": "2"}
+    shop.calls[0].ended.set()
+    assert call.code() is UNAVAILABLE
+    assert len(shop.calls) == 1
+
+
 def test_initial_metadata_of_a_stream_is_available_before_its_end(shop, world):
     shop.then(Silent(after=1))
     call = world.call(world.retrying(shop.target), "unary_stream", b"xy")
@@ -291,7 +301,7 @@ def test_with_a_stopped_timer_calls_are_not_retried(shop, client, timer):
     assert client.refused(channel).code() is UNAVAILABLE
 
 
-@ways("sync future", "sync stream", "aio unary")
+@ways("sync blocking", "sync future", "sync stream", "aio unary")
 def test_a_call_ends_if_its_timer_is_stopped_before_the_retry(shop, client, events):
     timer = WheelTimer()
     shop.then(Fail("UNAVAILABLE", "gone"))
@@ -305,12 +315,15 @@ def test_a_call_ends_if_its_timer_is_stopped_before_the_retry(shop, client, even
 
 
 @ways("sync blocking", "sync future", "aio stream")
-def test_a_call_ends_while_a_task_blocks_the_timer_of_its_retry(shop, client):
+def test_a_call_ends_while_a_task_blocks_the_timer_of_its_retry(shop, client, set_limit):
+    if client.style != "future":  # the others end at their deadline, not at the next check
+        set_limit("call.sync_call.TIMER_CHECK_INTERVAL_S", 2 * WAIT_S)
+        set_limit("call.aio_call.TIMER_GRACE_S", 2 * WAIT_S)
     shop.then("UNAVAILABLE", Hang())
     free = threading.Event()
     with WheelTimer() as busy:
         busy.new_timeout(lambda _: free.wait(), 0.0)
-        channel = client.open(retry=retry_after(backoff=0.01), timer=busy)
+        channel = client.open(retry=retry_after(backoff=0.1), timer=busy)
         try:
             error = client.refused(channel, timeout=0.3)
         finally:

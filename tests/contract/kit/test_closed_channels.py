@@ -11,9 +11,10 @@ import rpcwheel
 import rpcwheel.aio
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
-from fixtures.worlds import RETRY
+from fixtures.worlds import RETRY, only_sync
 from rpcwheel import FailbackPolicy, MethodPolicy, open_registry
 from rpcwheel.balancer import BalancerPolicy
+from rpcwheel.errors import FailbackFull
 from rpcwheel.journal import Filter, open_journal_backend
 from rpcwheel.registry import ServiceInstance
 
@@ -68,8 +69,11 @@ def test_a_kit_delivers_the_queued_calls_of_closed_channels_at_its_end(world, sh
 
 
 def test_a_closed_channel_keeps_its_connections_until_no_call_of_it_is_queued(world, shop, target):
-    kit = world.api.Kit(failback=LATER, heartbeat=600.0)
+    kit = world.api.Kit(failback=LATER.replace(max_pending=1), heartbeat=600.0)
     channel = queue_one(world, shop, kit, target[0], **target[1])
+    shop.then("UNAVAILABLE")
+    with pytest.raises(FailbackFull):  # which keeps no connection
+        world.do(channel.unary_unary(UNARY_UNARY), b"a")
     world.do(channel.close)
     world.do(channel.close)  # idempotent
     assert len(kit.heartbeats) == 1
@@ -134,6 +138,20 @@ def test_a_call_that_waits_for_its_retry_ends_when_new_calls_are_refused(world, 
     wait_until(lambda: refused)
     assert refused == [True]
     world.do(kit.close, 0)
+
+
+@only_sync
+def test_a_blocking_call_that_waits_for_its_retry_ends_too(world, shop, timer):
+    retried = MethodPolicy(idempotent=True, retry=RETRY.replace(backoff=30.0))
+    kit = rpcwheel.Kit(methods=QUEUED_OR_RETRIED | {STREAM_UNARY: retried}, timer=timer)
+    channel = queue_one(world, shop, kit, shop.target)
+    shop.then("UNAVAILABLE")
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(channel.stream_unary(STREAM_UNARY), iter([b"b"]))
+        wait_until(lambda: timer.pending == 2)
+        channel.close()
+        assert call.exception(WAIT_S).code() is grpc.StatusCode.CANCELLED
+    kit.close(0)
 
 
 def close_during_a_delivery(world, shop, kit):

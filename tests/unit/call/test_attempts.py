@@ -89,6 +89,14 @@ def test_an_attempt_that_was_not_sent_ends_the_retries_and_counts_as_none_in_the
     assert [type(event) for event in events] == [RetryScheduled, RetryStopped] * 3
 
 
+def test_an_attempt_that_was_not_sent_takes_a_token_of_the_throttle():
+    throttle = RetryThrottle(2, token_ratio=0.1)
+    throttle.call(0)
+    attempts = begun(retry=RETRY, budget=throttle)
+    assert fail(attempts, S, AttemptResult("UNAVAILABLE", not_sent=True)) == NOT_SENT
+    assert not throttle.take(S)
+
+
 def test_after_a_hedge_that_was_not_sent_no_other_one_is_made():
     attempts = hedged(max_attempts=9)
     assert isinstance(attempts.next(S), NextAttempt)

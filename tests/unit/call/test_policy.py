@@ -109,6 +109,14 @@ def test_failback_switches_off_the_retry_of_a_more_general_policy():
     assert CallPolicy(retry=SAFE, failback=FAILBACK).policy_for("/x/y").retry == SAFE
 
 
+RETRIED, HEDGED = MethodPolicy(retry=SAFE), MethodPolicy(hedging=0.1)
+
+
+@pytest.mark.parametrize(("other", "own"), [(RETRIED, HEDGED), (HEDGED, RETRIED)])
+def test_retries_and_hedging_of_a_method_replace_each_other(other, own):
+    assert CallPolicy(methods={"*": other, "/a/*": own}).policy_for("/a/b") == own
+
+
 patterns = st.sampled_from(["*", "/a/*", "/*/b", "/a/b", "/a/b*", "/a*/bc", "/ab/*", "/ab/bc"])
 settings = st.fixed_dictionaries(
     {},
