@@ -18,6 +18,8 @@ def test_a_url_is_shown_without_password_and_options():
     assert str(url) == "postgresql://***@h:5432/db"
     assert "hunter2" not in repr(url)
     assert (url.lease_s, url.timeout_s) == (30.0, 2.0)
+    url = parse_journal_url("sqlite:///x.db")
+    assert (url.lease_s, url.timeout_s) == (15.0, 5.0)
 
 
 def test_a_url_with_an_at_sign_in_an_option_is_shown_without_it():

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from fixtures.forks import holds_in_child
 from fixtures.journals import store, stored
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
@@ -78,6 +79,25 @@ def test_a_call_that_is_taken_while_close_begins_is_given_back_at_once(invoker, 
         assert closings[0].result(WAIT_S) == []
 
 
+def test_a_call_that_is_taken_again_while_its_attempt_runs_is_given_back(invoker, url):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def attempt():
+        begun.set()
+        assert go_on.wait(WAIT_S)
+
+    store(url, queue="push", target="shop")
+    invoker.add_route("shop", lambda stored, body: (attempt, (), {}))
+    assert begun.wait(WAIT_S)
+    journaled = invoker._queue.store
+    worker = journaled.lease.worker
+    journaled._end_lease()
+    journaled.journal.backend.release(worker)
+    journaled.poller.look()
+    assert wait_until(lambda: stored(url, CallState.READY))
+    go_on.set()
+
+
 def test_a_closed_queue_is_not_listed_though_the_journal_has_calls(invoker, url):
     store(url, queue="push")
     assert (invoker.pending, invoker._queue.status().pending) == (1, 1)
@@ -92,6 +112,11 @@ def test_a_target_whose_channels_are_closed_is_forgotten(invoker):
     invoker.add_route("open", Mock())
     assert [*routes.open_targets()] == ["open"]
     assert [*routes._targets] == ["open"]
+
+
+def test_a_forked_child_has_no_routes_of_its_parent(invoker):
+    invoker.add_route("shop", Mock())
+    assert holds_in_child(lambda: not invoker._queue.store.routes.open_targets())
 
 
 def test_a_target_without_calls_is_forgotten(invoker):

@@ -280,11 +280,12 @@ def test_max_in_flight_is_fixed(outcome):
 )
 def test_failures_halve_the_window_down_to_its_least_and_a_pause_sets_it_anew(outcome, least):
     pacing = Pacing()
-    while pacing.next_ns(0) < NEVER or pacing.in_flight < 100:
+    for _ in range(4000):
         if pacing.next_ns(0) < NEVER:
             pacing.began(0)
         else:
             pacing.ended(0, 0, Outcome.DELIVERED)
+    assert (pacing.window, pacing.capacity(S)) == (256, 512)
     for _ in range(pacing.in_flight):
         pacing.ended(0, 0, Outcome.UNKNOWN)
     for now_ns in range(0, 40 * S, S):
