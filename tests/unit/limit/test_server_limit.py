@@ -94,6 +94,12 @@ def test_calls_above_a_rate_are_not_reported_as_an_overload(events):
     assert wait_until(lambda: [event.server for event in events.of(OverloadBegan)] == ["rated"])
 
 
+def test_the_rate_of_the_server_applies_to_methods_with_a_rate_of_their_own():
+    limit = ServerLimit(LimitPolicy(rate=1), lambda _: LimitPolicy(rate=2), timer=None)
+    calls = [limit.call(DETAILS, HANDLER) for _ in range(2)]
+    assert [limit.limiter.arrive(call, BEGAN) for call in calls] == [True, False]
+
+
 @pytest.mark.parametrize("nonce", ["a\x80b", "é", "a\nb", "\x7f", b"a"])
 def test_a_nonce_that_grpc_would_not_send_is_not_returned(nonce):
     """The trailing metadata would be invalid, and the call would end with INTERNAL."""

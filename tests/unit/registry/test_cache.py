@@ -107,6 +107,11 @@ def test_without_self_preservation_unreadable_records_are_an_empty_snapshot():
     assert driver.ids == ""
 
 
+def test_without_self_preservation_no_instance_is_kept_after_a_loss_of_contact():
+    driver = CacheDriver(self_preservation=False)
+    assert driver.update("abc").lose_contact().update("a").ids == "a"
+
+
 # The snapshot file of an earlier run
 
 

@@ -305,6 +305,15 @@ def test_a_refused_publication_is_not_repeated_a_lease_later(driver):
     assert driver.advance() == 2.0  # the renewal
 
 
+def test_a_request_that_failed_before_an_instance_was_gone_is_in_doubt_when_it_is_back(driver):
+    gone = driver.set_desired()
+    driver.run_next(error=UNAVAILABLE)
+    driver.remove(gone)
+    driver.advance()
+    assert driver.run_next()[0] == "withdraw"
+    assert driver.publish().doubt_ns == gone.doubt_ns > driver.now_ns
+
+
 @pytest.mark.parametrize("error", [UNAVAILABLE, REFUSED])
 def test_a_long_backoff_does_not_delay_renewals_beyond_the_lease(error):
     driver = ReconcilerDriver(backoff=60.0)
