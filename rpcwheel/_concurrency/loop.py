@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
+from contextvars import Context
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from .executor import EXECUTOR
@@ -20,9 +21,12 @@ LONGEST_TIMEOUT_S: Final = 1e8
 def call_on_loop(
     loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: object
 ) -> bool:
-    """Schedule `callback(*args)` on the loop, from any thread; False if the loop is closed."""
+    """Schedule `callback(*args)` on the loop, from any thread; False if the loop is closed.
+
+    It runs in an empty context, and not in that of the caller.
+    """
     try:
-        loop.call_soon_threadsafe(callback, *args)
+        loop.call_soon_threadsafe(callback, *args, context=Context())
     except RuntimeError:
         return False
     return True

@@ -7,6 +7,7 @@ import inspect
 import math
 import time
 import weakref
+from contextvars import Context
 from typing import TYPE_CHECKING, Self
 
 from rpcwheel._concurrency.loop import call_on_loop, running_loop
@@ -128,7 +129,10 @@ class AsyncWheelTimer(TimerCore):
         delay = max(wake_ns - self._timer_state.now(), 0) / 1e9
         if self._whole_ms:
             delay = max(math.ceil(delay * 1e3), 1) / 1e3
-        self._handle = self._loop.call_later(delay, _on_wakeup, weakref.ref(self))
+        # Not in the context of a handler that starts a timeout, which all later tasks would have.
+        self._handle = self._loop.call_later(
+            delay, _on_wakeup, weakref.ref(self), context=Context()
+        )
         armed_ns = self._timer_state.armed_ns
         if 0 < armed_ns < wake_ns:  # set by a finalizer or a signal handler meanwhile
             self._schedule_wakeup(armed_ns)

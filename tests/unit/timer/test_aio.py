@@ -1,6 +1,7 @@
 """`AsyncWheelTimer` on asyncio and uvloop: handles, wake-ups, threads, coroutines, stop."""
 
 import asyncio
+import contextvars
 import functools
 import gc
 import itertools
@@ -12,7 +13,9 @@ import pytest
 
 from fixtures.event_loops import uvloop
 from fixtures.forks import holds_in_child
+from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from rpcwheel.call.deadline import current_deadline, deadline_scope
 from rpcwheel.telemetry import components
 from rpcwheel.timer import AsyncWheelTimer, TimerStopped, aio
 
@@ -57,6 +60,28 @@ async def test_a_timer_has_one_handle_in_the_loop():
     assert max(counts) == 1
 
 
+def test_tasks_do_not_have_the_context_of_a_handler_that_starts_a_timeout(run):
+    async def main():
+        deadlines, ran = [], asyncio.Event()
+
+        def task(_):
+            deadlines.append(current_deadline())
+            ran.set()
+
+        async with AsyncWheelTimer() as timer:
+            with deadline_scope(60.0):
+                timer.new_timeout(task, 0.01)
+                context = contextvars.copy_context()
+            await ran.wait()
+            ran.clear()
+            start = functools.partial(context.run, timer.new_timeout, task, 0.0)
+            run_threads(start, functools.partial(time.sleep, 0.01))  # it is due at the wake-up
+            await ran.wait()
+        assert deadlines == [None, None]
+
+    run(main)
+
+
 def test_uvloop_delays_are_rounded_up_to_milliseconds():
     """uvloop rounds half a millisecond to 0: the timer would not pause until the deadline."""
     factory = uvloop_factory()
@@ -66,9 +91,9 @@ def test_uvloop_delays_are_rounded_up_to_milliseconds():
         asked = []
 
         class Loop:
-            def call_later(self, delay, *args):
+            def call_later(self, delay, *args, **options):
                 asked.append(delay)
-                return loop.call_later(delay, *args)
+                return loop.call_later(delay, *args, **options)
 
             def __getattr__(self, name):
                 return getattr(loop, name)
