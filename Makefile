@@ -43,11 +43,11 @@ test-rest: .venv/test      ## faults and interop tests
 	$(call pytest,2) tests/faults tests/interop
 
 test-etcd: .venv/test      ## the tests of etcd, with a newer etcd that is built first; needs go
-	RPCWHEEL_ETCD="$$(.ci/build_etcd)" && export RPCWHEEL_ETCD && \
+	TEST_ETCD="$$(.ci/build_etcd)" && export TEST_ETCD && \
 		$(call pytest,4) -k etcd tests/faults/registry tests/faults/cli
 
 test-pure: .venv/test      ## the timer tests with the pure Python form of the timer
-	RPCWHEEL_PURE=1 RPCWHEEL_EXPECT=pure $(call pytest,4) \
+	RPCWHEEL_PURE=1 TEST_EXPECT=pure $(call pytest,4) \
 		tests/unit/timer \
 		tests/contract/test_package.py::test_the_timer_runs_in_the_requested_form
 

@@ -39,7 +39,7 @@ def tests(session: nox.Session, form: str) -> None:
     """Run all tests in the source tree, with the compiled and the pure form of the timer."""
     session.install("--editable", ".[test]")
     forced = {"RPCWHEEL_PURE": "1"} if form == "pure" else {}
-    session.run("pytest", "-n", "2", *session.posargs, env={"RPCWHEEL_EXPECT": form, **forced})
+    session.run("pytest", "-n", "2", *session.posargs, env={"TEST_EXPECT": form, **forced})
 
 
 @nox.session(python=PYTHONS[0])
@@ -57,12 +57,12 @@ def lowest(session: nox.Session) -> None:
     session.run("pytest", "-n", "2", *session.posargs)
 
 
-@nox.session(python=PYTHONS[-2:])
+@nox.session(python=PYTHONS[-1])
 def uvloop(session: nox.Session) -> None:
     """Run the unit and contract tests with the event loop of uvloop in place of asyncio's."""
     session.install("--editable", ".[test]")
     arguments = session.posargs or ["tests/unit", "tests/contract"]
-    session.run("pytest", "-n", "4", *arguments, env={"RPCWHEEL_TEST_LOOP": "uvloop"})
+    session.run("pytest", "-n", "4", *arguments, env={"TEST_LOOP": "uvloop"})
 
 
 @nox.session(python=PYTHONS)
@@ -85,13 +85,13 @@ def extras(session: nox.Session) -> None:
 def wheel(session: nox.Session) -> None:
     """Build a wheel from the sdist, install it, and test it outside the source tree.
 
-    If the variable RPCWHEEL_WHEELS names a directory, test the wheel in it.
+    If the variable TEST_WHEELS names a directory, test the wheel in it.
     """
     place = Path(session.create_tmp())
     shutil.rmtree(place)
     place.mkdir()
-    wheels = Path(os.environ.get("RPCWHEEL_WHEELS", place / "dist"))
-    if "RPCWHEEL_WHEELS" not in os.environ:
+    wheels = Path(os.environ.get("TEST_WHEELS", place / "dist"))
+    if "TEST_WHEELS" not in os.environ:
         session.install("build")
         session.run("python", "-m", "build", "--outdir", str(wheels))
     tag = f"cp{str(session.python).replace('.', '')}"
@@ -102,4 +102,4 @@ def wheel(session: nox.Session) -> None:
     for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
         shutil.copy(HERE / name, place)
     session.chdir(place)
-    session.run("pytest", "-n", "2", *session.posargs, env={"RPCWHEEL_EXPECT": "native"})
+    session.run("pytest", "-n", "2", *session.posargs, env={"TEST_EXPECT": "native"})

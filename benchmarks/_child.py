@@ -35,7 +35,7 @@ def output_of(
 
 
 def print_rows(measured: Sequence[object]) -> None:
-    """Answer with dataclasses, in the process that has measured."""
+    """Print dataclasses as a line of JSON."""
     print(json.dumps(measured, default=asdict), flush=True)
 
 

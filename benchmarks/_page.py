@@ -66,11 +66,11 @@ def verdict(
     about: str, value: float | None, goal: float, form: str, *, sign: str = "≤", goal_form: str = ""
 ) -> Verdict:
     """Compare a value, or none, with a target; both are shown in one form if there is no other."""
-    asked = f"{sign} {(goal_form or form).format(goal)}"
+    target = f"{sign} {(goal_form or form).format(goal)}"
     if value is None:
-        return about, EMPTY, asked, "not measured"
+        return about, EMPTY, target, "not measured"
     shown = "never" if value == inf else form.format(value)
-    return about, shown, asked, "met" if _SIGNS[sign](value, goal) else "**missed**"
+    return about, shown, target, "met" if _SIGNS[sign](value, goal) else "**missed**"
 
 
 def quartiles(values: Mapping[str, float], name: str) -> str:

@@ -14,7 +14,7 @@ import random
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import tenacity
 from tenacity.retry import retry_base
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from rpcwheel.durations import Duration
 
 __all__ = ["Backoff", "failed_state"]
-
-F = TypeVar("F")
 
 _RETRYING: Final = tenacity.Retrying()
 """`retry_state.retry_object` for tenacity's objects."""
@@ -240,9 +238,10 @@ def check_wait(
         TypeError: `wait` has another type.
         ConfigurationError: NaN or negative seconds.
     """
-    if callable(wait) and not isinstance(wait, (type, stop_base, retry_base)):
-        return _plain(wait, subject)
-    if isinstance(wait, bool) or not isinstance(wait, (int, float, timedelta)):
+    no_waits = (type, stop_base, retry_base)
+    if callable(wait) and not (isinstance(wait, no_waits) or inspect.iscoroutinefunction(wait)):
+        return wait
+    if not isinstance(wait, (int, float, timedelta)) or isinstance(wait, bool):
         raise TypeError(f"{subject} must be {allowed}, not {wait!r}")
     wait_ns = to_ns(wait, subject=subject)
     if wait_ns < 0:
@@ -251,20 +250,14 @@ def check_wait(
     return JitteredWait(seconds, seconds, multiplier=1.0)
 
 
-def _plain(function: F, subject: str) -> F:
-    """Return a function; TypeError if it is a coroutine function, or an object with one."""
-    for each in (function, getattr(function, "__call__", None)):  # noqa: B004 - that of an object
-        if inspect.iscoroutinefunction(each):
-            raise TypeError(f"{subject} must be a plain function, no coroutine function: {each!r}")
-    return function
-
-
 def _check_stop(stop: StopBaseT | None) -> StopBaseT | None:
     candidate: object = stop
+    no_stops = (type, wait_base, retry_base)
     if stop is None or (
-        callable(candidate) and not isinstance(candidate, (type, wait_base, retry_base))
+        callable(candidate)
+        and not (isinstance(candidate, no_stops) or inspect.iscoroutinefunction(candidate))
     ):
-        return _plain(stop, "stop")
+        return stop
     raise TypeError(
         "stop must be None or a tenacity stop object such as stop_after_delay(600), "
         f"not {stop!r}; for a number of attempts use max_attempts"

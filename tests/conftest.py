@@ -21,7 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-if os.environ.get("RPCWHEEL_TEST_LOOP") == "uvloop":  # all event loops of the tests
+if os.environ.get("TEST_LOOP") == "uvloop":  # all event loops of the tests
     asyncio.new_event_loop = asyncio.events.new_event_loop = uvloop.new_event_loop
 
 

@@ -6,12 +6,14 @@ Prints a line of JSON.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from signal import SIGKILL
 from statistics import median
 from typing import Any
 
@@ -95,6 +97,7 @@ def measure(scale: Scale, directory: Path) -> dict[str, Any]:
         for _ in range(TURNS):
             with client(big, target, delivers=True) as process:
                 firsts.append(process.first)
+                os.kill(process.pid, SIGKILL)
         found["first"] = {name: median(first[name] for first in firsts) for name in firsts[0]}
         with client(big, target, delivers=True) as process:
             time.sleep(scale.memory_s)

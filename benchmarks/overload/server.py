@@ -72,7 +72,7 @@ class Executions:
         self._ended: list[tuple[float, bool]] = []
 
     def answer(self, slowness: float | None) -> object:
-        """Obey a line of the input."""
+        """Do what a line of the input asks for."""
         if slowness is None:
             return self._ended
         self.slowness = slowness

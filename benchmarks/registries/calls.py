@@ -130,8 +130,8 @@ def _sync(targets: Sequence[str], scale: Scale) -> list[Row]:
     with ExitStack() as stack:
         channels: dict[str, Any] = {}
         for name in CALLERS:
-            made = [_channel(name, target) for target in _targets(name, targets, scale)]
-            channels[name] = _subject(name, [stack.enter_context(each) for each in made])
+            opened = [_channel(name, target) for target in _targets(name, targets, scale)]
+            channels[name] = _subject(name, [stack.enter_context(each) for each in opened])
         return compare(channels, UNARY, BARE, scale)
 
 
@@ -147,6 +147,6 @@ def _aio(targets: Sequence[str], scale: Scale) -> list[Row]:
 async def _open(targets: Sequence[str], scale: Scale, stack: AsyncExitStack) -> dict[str, Any]:
     channels = {}
     for name in CALLERS:
-        made = [_aio_channel(name, target) for target in _targets(name, targets, scale)]
-        channels[name] = _subject(name, [await stack.enter_async_context(each) for each in made])
+        opened = [_aio_channel(name, target) for target in _targets(name, targets, scale)]
+        channels[name] = _subject(name, [await stack.enter_async_context(each) for each in opened])
     return channels

@@ -237,11 +237,10 @@ def _metadata(values: Sequence[str]) -> Callable[[], Sequence[tuple[str, str | b
         ConfigurationError: A file or variable cannot be read now, or has what gRPC cannot send.
     """
     pairs = [_pair(value, "--metadata", "KEY=VALUE") for value in values]
+    sources = [(key.lower(), source) for key, source in pairs]
 
     def read() -> Sequence[tuple[str, str | bytes]]:
-        return checked_metadata(
-            [(key.lower(), _value(key.lower(), source)) for key, source in pairs]
-        )
+        return checked_metadata([(key, _value(key, source)) for key, source in sources])
 
     read()
     return read

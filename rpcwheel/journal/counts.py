@@ -120,7 +120,10 @@ class Counts:
             self._executor.submit(self.count)
 
     def count(self) -> None:
-        """Count the calls now. Blocks, but not in a finalizer that has interrupted a request."""
+        """Count the calls now. Blocks.
+
+        Does nothing in a signal handler or finalizer that has interrupted a request.
+        """
         with suppress(JournalError), self._beside(), self._lock:
             self._count()
 

@@ -61,8 +61,8 @@ __all__ = [
     "settings_schema",
 ]
 
-OTHER_VARIABLES: Final = {"RPCWHEEL_PURE", "RPCWHEEL_EXPECT", METRICS_VARIABLE, TRACES_VARIABLE}
-"""Variables that are not settings of a kit: of the build, the tests, the metrics and the traces."""
+OTHER_VARIABLES: Final = {"RPCWHEEL_PURE", METRICS_VARIABLE, TRACES_VARIABLE}
+"""Variables that are not settings of a kit: of the build, the metrics and the traces."""
 
 _SERVICE_VARIABLE: Final = re.compile(
     r"(\w*?)_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"

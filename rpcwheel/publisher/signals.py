@@ -38,8 +38,7 @@ def signal_handled_by_loop() -> str:
     """The name of a signal that has a handler of `loop.add_signal_handler`; or "".
 
     A loop gets such a signal through `signal.set_wakeup_fd`, whatever handler `signal.signal` sets
-    later. The signal is recognized by the handler that asyncio, or uvloop, sets for it, which does
-    nothing.
+    later. The signal is recognized by the name of the handler that asyncio or uvloop sets for it.
     """
     for number in TERMINATION_SIGNALS:
         name = getattr(signal.getsignal(number), "__name__", "")

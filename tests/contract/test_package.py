@@ -346,7 +346,7 @@ def test_no_file_contains_a_path_of_one_machine() -> None:
 
 def test_the_timer_runs_in_the_requested_form() -> None:
     asked = FORM if os.environ.get("RPCWHEEL_PURE", "0") in {"", "0"} else "pure"
-    assert os.environ.get("RPCWHEEL_EXPECT", asked) == asked == FORM
+    assert os.environ.get("TEST_EXPECT", asked) == asked == FORM
 
 
 def test_the_first_use_of_the_timer_without_the_gil_raises_import_error() -> None:

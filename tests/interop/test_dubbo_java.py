@@ -42,7 +42,7 @@ from rpcwheel.cli import main
 
 __all__ = ["dubbo_jar", "dubbo_zookeeper", "java_consumer", "java_provider", "world"]
 
-RESTARTS = int(os.environ.get("RPCWHEEL_TEST_RESTARTS", "2"))
+RESTARTS = int(os.environ.get("TEST_RESTARTS", "2"))
 """Of providers in Java; 20 take 7 minutes. `--log-cli-level=INFO` shows the number of calls."""
 
 pytestmark = pytest.mark.timeout(BUILD_S + 6 * WAIT_S)  # the programs are built first

@@ -138,6 +138,15 @@ def test_an_invalid_result_of_a_wait_object_is_refused(result, error, said):
         delay(Backoff(lambda _: result))
 
 
+@pytest.mark.parametrize("setting", ["wait", "stop"])
+def test_coroutine_functions_are_refused(setting):
+    async def later(_):
+        return 5
+
+    with pytest.raises(TypeError, match=f"{setting} must be .* a tenacity {setting} object"):
+        Backoff(**{setting: later})
+
+
 def test_the_repr_of_a_backoff_shows_its_settings():
     wait = JitteredWait(initial=1.0, max=2.0)
     assert repr(Backoff(wait, max_attempts=4)) == f"Backoff(wait={wait}, stop=None, max_attempts=4)"

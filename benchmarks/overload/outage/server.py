@@ -53,7 +53,7 @@ class Service:
         self._arrivals: list[tuple[float, float, str]] = []
 
     def answer(self, question: Any) -> object:
-        """Obey a line of the input."""
+        """Do what a line of the input asks for."""
         match question:
             case None:
                 return self._arrivals[:]

@@ -2,13 +2,12 @@
 
 import asyncio
 import gc
-import sys
 
 import grpc
 import pytest
 
 from fixtures.aio_channels import others, read_all, refused, sent
-from fixtures.event_loops import uvloop
+from fixtures.event_loops import has_eager_tasks, uvloop
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, all_channels_but
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
@@ -51,7 +50,7 @@ async def answers(call):
     return await read_all(call) if hasattr(call, "read") else [await call]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="asyncio has no eager tasks")
+@has_eager_tasks
 async def test_calls_are_made_in_eager_tasks(shop, own):
     asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
     channel = own.retrying()

@@ -105,8 +105,6 @@ def test_from_file_reads_a_file(kind, tmp_path):
 
 
 def test_from_env_reads_the_environment(kind, monkeypatch):
-    for name in ("LOOP", "WAIT_SCALE"):  # they are no settings of a kit
-        monkeypatch.delenv(f"RPCWHEEL_TEST_{name}", raising=False)
     monkeypatch.setenv("RPCWHEEL_RETRY__RETRY_ON", '["UNAVAILABLE"]')
     monkeypatch.setenv("RPCWHEEL_RETRY__MAX_ATTEMPTS", "4")
     assert kind.from_env().policy == KitPolicy(retry=RETRY)

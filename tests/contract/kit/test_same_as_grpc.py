@@ -120,11 +120,13 @@ async def writes_after_the_end(call):
     ("program", "options", "code"),
     [
         (writes, {}, grpc.StatusCode.UNAVAILABLE),
-        (writes, {"timeout": 0.05, "wait_for_ready": True}, grpc.StatusCode.DEADLINE_EXCEEDED),
+        (writes, {"timeout": 0, "wait_for_ready": True}, grpc.StatusCode.DEADLINE_EXCEEDED),
         (writes_after_the_end, {}, grpc.StatusCode.UNAVAILABLE),
     ],
 )
 def test_writes_without_a_server_end_as_with_grpc(world, dead, kind, program, options, code):
+    if options and not isinstance(world.loop, asyncio.BaseEventLoop):
+        pytest.skip("uvloop ends the call before its first write")
     channel = open_channel(world, kind, dead)
     first = code if program is writes else asyncio.InvalidStateError
     results = world.do(lambda: program(channel.stream_stream(STREAM_STREAM)(**options)))

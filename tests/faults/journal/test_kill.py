@@ -1,6 +1,6 @@
 """Clients are killed at random moments under load, and the next ones continue with the journal.
 
-`RPCWHEEL_TEST_KILLS` sets the number of clients that are killed: half of them in each world.
+`TEST_KILLS` sets the number of clients that are killed: half of them in each world.
 """
 
 import os
@@ -21,7 +21,7 @@ from fixtures.journal_clients import (
 from fixtures.recording_server import answer_at_random, succeed
 from fixtures.waiting import WAIT_S, wait_until
 
-KILLS = int(os.environ.get("RPCWHEEL_TEST_KILLS", "200"))
+KILLS = int(os.environ.get("TEST_KILLS", "200"))
 LONGEST_LIFE_S = 0.15
 """How long a client is under load at most."""
 

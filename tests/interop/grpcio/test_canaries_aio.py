@@ -7,13 +7,13 @@ docs/grpcio.md too.
 
 import asyncio
 import gc
-import sys
 import time
 import weakref
 
 import grpc
 import pytest
 
+from fixtures.event_loops import has_eager_tasks
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import since
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang, Silent
@@ -104,7 +104,7 @@ async def test_a_write_to_an_intercepted_call_during_done_writing_is_accepted(sh
         call.cancel()
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="asyncio has no eager tasks")
+@has_eager_tasks
 async def test_a_write_to_an_intercepted_call_fails_with_eager_tasks(shop):
     """docs/grpcio.md recommends `intercept_channel`, whose calls can be written."""
     async with channel_to(shop, PassOn()) as channel:

@@ -443,8 +443,8 @@ def test_a_variable_that_is_named_as_those_of_a_missing_service_is_an_unknown_se
         policy_from_env("SHOP_RPC_", variables)
 
 
-def test_variables_for_building_testing_metrics_and_traces_are_ignored():
-    assert from_env(PURE="1", EXPECT="native", METRICS="off", TRACES="off") == KitPolicy()
+def test_variables_for_building_metrics_and_traces_are_ignored():
+    assert from_env(PURE="1", METRICS="off", TRACES="off") == KitPolicy()
     with pytest.raises(ConfigurationError, match="SHOP_PURE: there is no such setting"):
         from_env("SHOP_", PURE="1")
 
