@@ -121,7 +121,7 @@ async def test_a_call_that_is_canceled_early_does_not_count_as_a_short_handler(s
     await asyncio.sleep(0)
     assert (server.ran, server.limit.limiter.running) == (["first", "second"], 0)
     (method,) = server.limit._methods.values()
-    assert method.least_ns >= 20_000_000
+    assert method.least_ns >= 10_000_000  # uvloop may sleep for less
 
 
 class Context:
