@@ -160,7 +160,7 @@ def server_options(
 
 
 def _of(preset: str, presets: Mapping[str, T]) -> T:
-    if preset not in presets:
+    if preset not in tuple(presets):  # it may have no hash
         raise ConfigurationError(f"preset must be one of {', '.join(presets)}, not {preset!r}")
     return presets[preset]
 
@@ -179,6 +179,6 @@ def _ms(name: str, value: Duration | None, default: float, *, least: int = 1) ->
 
 
 def _flag(name: str, value: object) -> int:
-    if value not in {True, False} or not isinstance(value, int):
+    if not isinstance(value, int) or value not in {True, False}:
         raise TypeError(f"{name} must be True or False, not {value!r}")
     return int(value)
