@@ -16,10 +16,9 @@ from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.backoff import RANDOM
 from rpcwheel.durations import to_seconds
-from rpcwheel.errors import TimerError, safe_repr
+from rpcwheel.errors import safe_repr
 from rpcwheel.events import BreakerClosed, BreakerOpened, emit
-from rpcwheel.timer import shared_timer
-from rpcwheel.timer.manual import clock_of
+from rpcwheel.timer.manual import clock_of, start_timeout
 
 from .breaker import Breaker, BreakerState
 
@@ -191,14 +190,11 @@ class CircuitBreaker:
 
     def _wait(self, delay_ns: int) -> None:
         """Check the health of the server, and become HALF_OPEN, after a delay."""
-        timer = shared_timer() if self._timer is None else self._timer
         breaker = self._breaker
         generation = breaker.generation
         due = weak_callback(self._due, generation)
-        timeout: Timeout | None
-        try:
-            timeout = timer.new_timeout(due, to_seconds(delay_ns))
-        except (TimerError, RuntimeError):  # stopped, full, or no thread can be started
+        timeout = start_timeout(self._timer, due, to_seconds(delay_ns))
+        if timeout is None:
             self._half_open(generation)  # the next calls find out whether the server works
             return
         with self._lock:

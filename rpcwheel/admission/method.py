@@ -19,14 +19,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from rpcwheel._concurrency.callbacks import weak_callback
-from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.errors import TimerError
-from rpcwheel.events import ThrottleBegan, ThrottleEnded, emit
+from rpcwheel.events import ThrottleBegan, ThrottleEnded
 from rpcwheel.events.events import labeled_method
 from rpcwheel.limit.rate import TokenBucket
-from rpcwheel.timer import shared_timer
-from rpcwheel.timer.manual import clock_of
+from rpcwheel.limit.refusals import Refusals
+from rpcwheel.timer.manual import clock_of, start_timeout
 
 from .breaker import BreakerState
 from .concurrency import Concurrency
@@ -49,9 +47,6 @@ TIMER_GRACE_NS: Final = 1_000_000_000
 STREAM_PROVEN_NS: Final = 1_000_000_000
 """A stream, which may go on for hours, is a success when it has run for this long; for a throttle,
 later if streams take longer to fail. It is watched if a breaker or a throttle has failures."""
-
-THROTTLED_NS: Final = 5_000_000_000
-"""Throttling has ended if no attempt was throttled for this long."""
 
 
 class Reason(enum.Enum):
@@ -384,8 +379,6 @@ class MethodAdmission:
         "_rate",
         "_throttle",
         "_throttled",
-        "_throttled_ns",
-        "_throttled_since_ns",
         "_timer",
         "_watched",
         "breaker",
@@ -444,16 +437,19 @@ class MethodAdmission:
         self._proven: dict[int, tuple[Admitted, bool]] = {}
         """The same, when they have counted as successes."""
         self.now_ns = clock_of(timer)
-        self._throttled = 0
-        self._throttled_since_ns: int | None = None
-        self._throttled_ns = 0
+        began, ended = (
+            partial(ThrottleBegan, target, method),
+            partial(ThrottleEnded, target, method),
+        )
+        self._throttled = None if throttle is None else Refusals(timer, began, ended)
 
     def reset_after_fork(self, lock: threading.RLock) -> None:
         """Go on in a forked child, with the new lock of the target, and counts of 0."""
         self.lock = lock
         self.refusals.clear()
         self._watched, self._proven = {}, {}
-        self._throttled_since_ns = None  # the timeout that looks for the end is gone
+        if self._throttled is not None:
+            self._throttled.reset_after_fork()
         if self._concurrency is not None:
             self._concurrency.reset_after_fork()
 
@@ -484,8 +480,8 @@ class MethodAdmission:
             result = self._enter_limits(now_ns, token, timeout_s, loop)
         if isinstance(result, NotSent):
             self.release(token, now_ns)
-            if result.reason is Reason.THROTTLE:
-                self._report_throttled(now_ns)
+            if self._throttled is not None and result.reason is Reason.THROTTLE:
+                self._throttled.note()
         elif not isinstance(result, Admitted):
             waiting, delay_ns = result
             if delay_ns:
@@ -659,54 +655,12 @@ class MethodAdmission:
 
     def schedule(self, task: Callable[[Timeout], object], delay_ns: int) -> Timeout | None:
         """Run a task on the timer's thread; None if the timer is stopped or full."""
-        timer = shared_timer() if self._timer is None else self._timer
-        try:
-            return timer.new_timeout(task, to_seconds(delay_ns))
-        except (TimerError, RuntimeError):  # RuntimeError: no thread can be started
-            return None
+        return start_timeout(self._timer, task, to_seconds(delay_ns))
 
     @property
     def timer_stopped(self) -> bool:
         """Whether the timer was stopped."""
         return self._timer is not None and self._timer.stopped
-
-    # --- Reports ---
-
-    def _report_throttled(self, now_ns: int) -> None:
-        with self.lock:
-            self._throttled_ns = now_ns
-            self._throttled += 1
-            begins = self._throttled_since_ns is None
-            if begins:
-                self._throttled_since_ns, self._throttled = now_ns, 1
-        if begins and self._check_later(THROTTLED_NS):
-            self._emit(ThrottleBegan(self.target, self.method))
-
-    def _check_later(self, delay_ns: int) -> bool:
-        """Look later whether throttling has ended. Without the timer it ends now: False."""
-        if self.schedule(weak_callback(self.check_throttled), delay_ns) is not None:
-            return True
-        with self.lock:
-            self._throttled_since_ns = None
-        return False
-
-    def check_throttled(self, _: Timeout) -> None:
-        """Report that no attempt is throttled any more, or look again later."""
-        now_ns = self.now_ns()
-        with self.lock:
-            left_ns = self._throttled_ns + THROTTLED_NS - now_ns
-            began_ns, throttled = self._throttled_since_ns, self._throttled
-            if left_ns <= 0:
-                self._throttled_since_ns = None
-        if began_ns is None:
-            return
-        if left_ns > 0 and self._check_later(left_ns):
-            return
-        lasted_s = to_seconds(self._throttled_ns - began_ns)
-        self._emit(ThrottleEnded(self.target, self.method, throttled, lasted_s))
-
-    def _emit(self, event: ThrottleBegan | ThrottleEnded) -> None:
-        EXECUTOR.submit(("throttle", id(self)), partial(emit, event))
 
     def status(self, shared: Sequence[object] = ()) -> MethodAdmissionStatus:
         """Return the state of the method, without states that it shares with others."""

@@ -25,16 +25,8 @@ from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._grpc.calls import value_of
 from rpcwheel.backoff import MAX_BACKOFF_ATTEMPTS, Backoff
 from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.errors import TimerError
-from rpcwheel.events import (
-    CallbackFailed,
-    ExecutorRejected,
-    SubchannelHealthy,
-    SubchannelUnhealthy,
-    emit,
-)
-from rpcwheel.timer import shared_timer
-from rpcwheel.timer.manual import timer_name
+from rpcwheel.events import CallbackFailed, SubchannelHealthy, SubchannelUnhealthy, emit
+from rpcwheel.timer.manual import start_timeout
 from rpcwheel.transport.probe import is_answered
 
 from .ejection import FAILURES, SERVER_ERRORS, UNDECIDED, OutlierEjection
@@ -215,13 +207,9 @@ class HealthChecker(Generic[S]):
         if delay_ns == NEVER:
             return
         due = weak_callback(self._due, weakref.ref(subchannel), generation)
-        timeout: Timeout | None = None
-        try:
-            timer = shared_timer() if self._timer is None else self._timer
-            timeout = timer.new_timeout(due, to_seconds(delay_ns))
-        except (TimerError, RuntimeError) as error:  # stopped, full, or no thread can be started
-            task = f"health check of {pool.name}"
-            emit(ExecutorRejected(timer_name(self._timer), task, error))
+        name = f"health check of {pool.name}"
+        timeout = start_timeout(self._timer, due, to_seconds(delay_ns), name)
+        if timeout is None:
             if not subchannel.healthy:
                 self.mark_healthy(subchannel)  # the next call shows whether it works
             return

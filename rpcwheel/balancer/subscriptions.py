@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.executor import SerialExecutor, reset_after_fork
-from rpcwheel.errors import TimerError
-from rpcwheel.events import CallbackFailed, ExecutorRejected, emit
-from rpcwheel.timer import shared_timer
-from rpcwheel.timer.manual import timer_name
+from rpcwheel.events import CallbackFailed, emit
+from rpcwheel.timer.manual import start_timeout
 from rpcwheel.transport.subscriptions import StateSubscribers
 
 if TYPE_CHECKING:
@@ -83,14 +81,8 @@ class BalancerSubscriptions(StateSubscribers):
         with self._lock:
             if not self._subscribers or self._timeout is not None:
                 return
-        on_timeout = weak_callback(self._on_timeout)
-        try:
-            timer = shared_timer() if self._timer is None else self._timer
-            timeout: Timeout | None = timer.new_timeout(on_timeout, POLL_INTERVAL_S)
-        except (TimerError, RuntimeError) as error:  # stopped, full, or no thread can be started
-            task = f"read of the state of {self._target}"
-            emit(ExecutorRejected(timer_name(self._timer), task, error))
-            return
+        on_timeout, name = weak_callback(self._on_timeout), f"read of the state of {self._target}"
+        timeout = start_timeout(self._timer, on_timeout, POLL_INTERVAL_S, name)
         with self._lock:
             if self._subscribers and self._timeout is None:
                 self._timeout, timeout = timeout, None

@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.admission.targets import Breakers
 from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.errors import TimerError
-from rpcwheel.events import CallbackFailed, CallSlow, ExecutorRejected, StreamStalled, emit
+from rpcwheel.events import CallbackFailed, CallSlow, StreamStalled, emit
 from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
-from rpcwheel.timer.manual import checked_timer, clock_of, timer_name
+from rpcwheel.timer.manual import checked_timer, clock_of, start_timeout
 
 from .budget import Budget, BudgetKey, budget_key, new_budget
 from .config import (
@@ -292,17 +291,8 @@ class ClientState:
     def schedule(
         self, task: Callable[[Timeout], object], delay_s: float, task_name: str
     ) -> Timeout | None:
-        """Run a task on the timer's thread after a delay.
-
-        If the timer takes no timeout (it is stopped or full), returns None and emits
-        `ExecutorRejected`, in which `task_name` names the task.
-        """
-        try:
-            timer = self._timer
-            return (shared_timer() if timer is None else timer).new_timeout(task, delay_s)
-        except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
-            emit(ExecutorRejected(timer_name(self._timer), task_name, error))
-            return None
+        """Run a task on the timer's thread after a delay, as `start_timeout` does."""
+        return start_timeout(self._timer, task, delay_s, task_name)
 
     def report_plain_iterator(self, method: str) -> None:
         """Emit, once for each method, that only the deadline applies to its calls."""

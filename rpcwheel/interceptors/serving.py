@@ -36,15 +36,13 @@ from rpcwheel.call.config import MAX_METHODS, MethodConfigs
 from rpcwheel.call.criticality import read_criticality
 from rpcwheel.call.policy import CallPolicy, checked_calls
 from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.errors import TimerError
 from rpcwheel.events import CallSlow, DeadlineExceededBeforeStart, emit
 from rpcwheel.limit.limiter import CALL
 from rpcwheel.limit.server import ServerLimit
 from rpcwheel.rpc import CRITICALITY, DEADLINE, STATUS_CODES
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.call_counts import CallEnd
-from rpcwheel.timer import shared_timer
-from rpcwheel.timer.manual import checked_timer
+from rpcwheel.timer.manual import checked_timer, start_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,11 +186,7 @@ class ServedMethod:
         slow = self._slow
         if slow is None:
             return None
-        timer = shared_timer() if self._timer is None else self._timer
-        try:
-            return timer.new_timeout(self._report_slow, slow.elapsed_s)
-        except (TimerError, RuntimeError):  # no thread can be started; the call is served
-            return None
+        return start_timeout(self._timer, self._report_slow, slow.elapsed_s)
 
     def _report_slow(self, _: Timeout) -> None:
         # On a worker, because sinks and log handlers of users may block.

@@ -74,7 +74,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         if _is_blocking(call.method, handler):
             handler = self._on_thread(call, handler, now_ns)
         # A call that did not wait here may have waited in gRPC, if the loop was late.
-        elif not call.method.is_stream and (call.has_waited or limit.overload is not None):
+        elif not call.method.is_stream and (call.has_waited or limit.overload.calls):
             handler = self._checked(call, handler)
         task: Any = asyncio.current_task()
         task.add_done_callback(partial(self._ended, call, now_ns))
@@ -202,7 +202,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
                 # One that was refused when it was started has not waited, or does not any more.
                 if call.future is not None and not call.future.done():
                     call.future.set_result(reason)
-            limit.report_refused(refused, now_ns)
+            limit.report_refused(refused)
         if expires_ns is not None:
             delay_s = max(0, expires_ns - now_ns) / 1e9
             asyncio.get_running_loop().call_later(delay_s, self._expire, expires_ns)

@@ -29,6 +29,7 @@ from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.handlers import DEADLINE_TOLERANCE_S, NO_DEADLINE_S
 from rpcwheel._grpc.serving import end_unserved_call, on_end, submitted_call
 from rpcwheel.durations import NEVER
+from rpcwheel.timer.manual import start_timeout
 
 from .limiter import CALL, UNLIMITED, LimitedCall, RefusalReason
 from .pause import ROUND_S
@@ -252,13 +253,13 @@ class ServerExecutor(ThreadPoolExecutor):
         if decisions.refused:
             for call, reason in decisions.refused:
                 _refuse(call, reason)
-            limit.report_refused(decisions.refused, now_ns)
+            limit.report_refused(decisions.refused)
         expires_ns = decisions.expires_ns
-        if expires_ns is not None and not limit.schedule(
-            partial(self._expire, limit, expires_ns), expires_ns - now_ns
-        ):
-            with limit.lock:
-                limit.has_expired(expires_ns)  # scheduled again when the next call arrives
+        if expires_ns is not None:
+            expire = partial(self._expire, limit, expires_ns)
+            if start_timeout(limit.timer, expire, max(0, expires_ns - now_ns) / 1e9) is None:
+                with limit.lock:
+                    limit.has_expired(expires_ns)  # scheduled again when the next call arrives
 
     def _expire(self, limit: ServerLimit, expires_ns: int, _: Timeout) -> None:
         # On a worker: a refusal takes longer than a task on the timer's thread should.

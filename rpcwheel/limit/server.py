@@ -1,4 +1,4 @@
-"""The limiter of one server, with its lock, its timeouts and its events.
+"""The limiter of one server, with its lock, its status and its events.
 
 `ServerLimit` is what `grpc` and `grpc.aio` share.
 """
@@ -9,16 +9,13 @@ import math
 import random
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.handlers import kind_of
-from rpcwheel.durations import to_ns, to_seconds
-from rpcwheel.errors import TimerError
+from rpcwheel.durations import to_ns
 from rpcwheel.events import LimitIneffective, OverloadBegan, OverloadEnded, emit
 from rpcwheel.events.events import plural
 from rpcwheel.methods import matches
@@ -33,30 +30,25 @@ from rpcwheel.rpc import (
     criticality_named,
 )
 from rpcwheel.telemetry import components
-from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import checked_timer
 
 from .limiter import UNLIMITED, LimitedCall, LimitedMethod, Limiter, RefusalReason
 from .pause import AcceptPause
 from .policy import ADAPTIVE, LimitPolicy
 from .rate import TokenBucket
+from .refusals import Refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import grpc
 
-    from rpcwheel.events import Event
-    from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
 NEVER_LIMITED: Final = ("/grpc.health.v1.Health/*", "/grpc.reflection.v1*.ServerReflection/*")
 
 MAX_METHODS: Final = 4096
 """Methods that are remembered. A generic handler may serve any name."""
-
-OVERLOAD_NS: Final = 5_000_000_000
-"""An overload has ended if no call was refused for this long."""
 
 CPU_EVERY_NS: Final = 5_000_000
 """How often the processor time of a thread is read at most, which takes up to 0.8 us."""
@@ -101,15 +93,6 @@ class LimitStatus:
     """What is wrong with it; "" if nothing is."""
 
 
-@dataclass(slots=True)
-class Overload:
-    """A time in which a server refuses calls."""
-
-    began_ns: int
-    last_refused_ns: int = 0
-    refused: int = 0
-
-
 class ServerLimit:
     """The limiter of one server, and its lock. Any thread may use it."""
 
@@ -135,7 +118,7 @@ class ServerLimit:
         self._max_criticality = settings.max_criticality
         self._default = self._capped(DEFAULT_CRITICALITY)
         self._limit_of = limit_of
-        self._timer = checked_timer(timer)
+        self.timer = checked_timer(timer)
         self._methods: dict[tuple[str, bool], LimitedMethod | None] = {}
         """By name, and whether its handler is one of a stream: an interceptor of others may refuse
         the call of a stream with a handler that is none."""
@@ -148,8 +131,7 @@ class ServerLimit:
         """The time of the last scheduled `decide`; 0 if none is scheduled."""
         self._refused: list[tuple[LimitedCall, RefusalReason]] = []
         """The calls that were refused since the last `decide`, which returns them."""
-        self.overload: Overload | None = None
-        """None if the server has not refused a call for 5 s."""
+        self.overload = Refusals(timer, self._overload_began, partial(OverloadEnded, self.name))
         self._lacks_executor = False
         self._counts = components.call_counts()
         components.add("limit", self, ends=True)
@@ -280,61 +262,23 @@ class ServerLimit:
         trailing = (PUSHBACK_KEY, str(pushback_ms)), (REFUSED_KEY, nonce)
         return code, reason.details, trailing
 
-    def report_refused(self, refused: list[tuple[LimitedCall, RefusalReason]], now_ns: int) -> None:
+    def report_refused(self, refused: list[tuple[LimitedCall, RefusalReason]]) -> None:
         """Report that calls were refused. Without the lock."""
         count = sum(reason not in NO_OVERLOAD for _, reason in refused)
-        if not count:
-            return
-        event, limiter = None, self.limiter
-        with self.lock:
-            if self.overload is None:
-                self.overload = Overload(now_ns)
-                event = OverloadBegan(self.name, limiter.running + limiter.extra, limiter.waiting)
-            overload = self.overload
-            overload.refused += count
-            overload.last_refused_ns = now_ns
-        if event is not None and self._check_later(overload, OVERLOAD_NS):
-            self.emit(event)
+        if count:
+            self.overload.note(count)
 
-    def _check_later(self, overload: Overload, delay_ns: int) -> bool:
-        """Look later whether an overload has ended. Without the timer it ends now: False."""
-        if self.schedule(weak_callback(self._check_overload, overload), delay_ns):
-            return True
+    def _overload_began(self) -> OverloadBegan:
         with self.lock:
-            self.overload = None
-        return False
-
-    def _check_overload(self, overload: Overload, _: Timeout) -> None:
-        """Report the end of an overload, or look again later.
-
-        The timer must not keep the limit of a server that has ended alive.
-        """
-        with self.lock:
-            left_ns = overload.last_refused_ns + OVERLOAD_NS - time.monotonic_ns()
-            if left_ns <= 0:
-                self.overload = None
-        if left_ns > 0 and self._check_later(overload, left_ns):
-            return
-        lasted_s = to_seconds(overload.last_refused_ns - overload.began_ns)
-        self.emit(OverloadEnded(self.name, overload.refused, lasted_s))
+            running, waiting = self.limiter.running + self.limiter.extra, self.limiter.waiting
+        return OverloadBegan(self.name, running, waiting)
 
     def report_ineffective(self) -> None:
         """Report that the server has another executor: it serves calls, and none arrives here."""
         self._lacks_executor = True
-        self.emit(LimitIneffective(self.name))
-
-    def emit(self, event: Event) -> None:
-        """Emit an event on a worker, because sinks and log handlers of users may block."""
+        # On a worker, because sinks and log handlers of users may block.
+        event = LimitIneffective(self.name)
         EXECUTOR.submit(("events of limit", id(self)), partial(emit, event))
-
-    def schedule(self, task: Callable[[Timeout], object], delay_ns: int) -> bool:
-        """Run a task on the timer's thread. False if the timer is stopped or full."""
-        timer = shared_timer() if self._timer is None else self._timer
-        try:
-            timer.new_timeout(task, max(0.0, delay_ns / 1e9))
-        except (TimerError, RuntimeError):  # RuntimeError: no thread can be started
-            return False
-        return True
 
     def status(self) -> LimitStatus:
         """Return the state, for metrics and the live view."""
@@ -350,8 +294,8 @@ class ServerLimit:
             is_ineffective = self._lacks_executor and not self.pause.arrivals
             if is_ineffective:
                 problem = "no effect: the server needs kit.server_executor()"
-            elif self.overload is not None:
-                problem = f"overloaded: it has refused {plural(self.overload.refused, 'call')}"
+            elif calls := self.overload.calls:
+                problem = f"overloaded: it has refused {plural(calls, 'call')}"
             return LimitStatus(
                 self.name,
                 None if is_ineffective or math.isinf(limiter.limit) else int(limiter.limit),

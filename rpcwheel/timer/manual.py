@@ -1,4 +1,7 @@
-"""A timer whose clock is advanced by calls, for tests and simulations; the clock of each timer."""
+"""A timer whose clock is advanced by calls, for tests and simulations; and functions for any timer.
+
+The functions return the clock and the name of a timer, check it, and start a timeout.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ import time
 from typing import TYPE_CHECKING
 
 from rpcwheel.durations import MAX_NS, NEVER, to_ns
-from rpcwheel.errors import ConfigurationError, short_repr
+from rpcwheel.errors import ConfigurationError, TimerError, short_repr
+from rpcwheel.events.events import ExecutorRejected
+from rpcwheel.events.hub import emit
 from rpcwheel.timer.core import DEFAULT_NAME, TimerCore
+from rpcwheel.timer.sync import shared_timer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,3 +132,20 @@ def checked_timer(timer: Timer | None) -> Timer | None:
 def timer_name(timer: Timer | None) -> str:
     """Return the name of a timer in events. None is `shared_timer()`, also if it can't be made."""
     return DEFAULT_NAME if timer is None else str(getattr(timer, "name", type(timer).__name__))
+
+
+def start_timeout(
+    timer: Timer | None, task: Callable[[Timeout], object], delay_s: float, name: str = ""
+) -> Timeout | None:
+    """Start a timeout of a timer; None is `shared_timer()`.
+
+    Returns:
+        None if the timer takes none: it is stopped or full, or no thread can be started. If the
+        task has a `name`, `ExecutorRejected` is emitted then.
+    """
+    try:
+        return (shared_timer() if timer is None else timer).new_timeout(task, delay_s)
+    except (TimerError, RuntimeError) as error:
+        if name:
+            emit(ExecutorRejected(timer_name(timer), name, error))
+        return None

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from rpcwheel._concurrency.callbacks import CloseCallbacks, weak_callback
 from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.errors import ConfigurationError, TimerError, safe_repr
-from rpcwheel.events import ConnectionReplaced, ExecutorRejected, emit
+from rpcwheel.errors import ConfigurationError, safe_repr
+from rpcwheel.events import ConnectionReplaced, emit
 from rpcwheel.rpc import Kind
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.tracing import add_to_calls
-from rpcwheel.timer import shared_timer
-from rpcwheel.timer.manual import checked_timer, clock_of, timer_name
+from rpcwheel.timer.manual import checked_timer, clock_of, start_timeout
 
 from .arguments import (
     checked_backoff,
@@ -213,13 +212,10 @@ class ReconnectingBase(Generic[T]):
 
     def _end_after(self, transport: T, drain_ns: int) -> None:
         """End the calls on a transport after `drain_ns`; now if the timer takes no timeout."""
-        try:
-            timer = shared_timer() if self._timer is None else self._timer
-            expire = weak_callback(self._expire_soon, transport)
-            timeout = timer.new_timeout(expire, to_seconds(drain_ns))
-        except (TimerError, RuntimeError) as error:  # stopped, full, or "can't start new thread"
-            task = f"drain of a connection to {self._target}"
-            emit(ExecutorRejected(timer_name(self._timer), task, error))
+        expire = weak_callback(self._expire_soon, transport)
+        name = f"drain of a connection to {self._target}"
+        timeout = start_timeout(self._timer, expire, to_seconds(drain_ns), name)
+        if timeout is None:
             self._expire(transport)
             return
         obsolete: Timeout | None = timeout

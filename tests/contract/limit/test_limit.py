@@ -508,7 +508,7 @@ def test_an_overload_is_reported_when_it_begins_and_when_it_has_ended(limited, e
     def of_shop(kind):  # an overload of an earlier test may end now
         return [event for event in events.of(kind) if event.server == "shop"]
 
-    set_limit("limit.server.OVERLOAD_NS", 50_000_000)
+    set_limit("limit.refusals.QUIET_NS", 50_000_000)
     server = limited(limit=LimitPolicy(name="shop", max_concurrent=1, max_wait=0.001))
     server.held(b"hold")
     for number in (3, 6):

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections import Counter
 from contextlib import closing
 from datetime import timedelta
 from random import Random
@@ -29,7 +28,6 @@ from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import (
     ExecutorRejected,
     ThrottleBegan,
-    ThrottleEnded,
     add_sink,
     remove_sink,
 )
@@ -305,28 +303,6 @@ def test_a_throttled_attempt_asks_to_wait_for_a_window(timer):
         admission.end(Admitted(0), "UNAVAILABLE")
     result = next(one for one in iter(admission.enter, None) if isinstance(one, NotSent))
     assert result.pushback_ns == 2e9
-
-
-def test_throttling_of_which_the_end_cannot_be_seen_is_not_reported(events):
-    timer, target = FullTimer(), "no timer:1"  # the events of earlier tests may come late
-    settings = AdmissionSettings(throttle=ThrottlePolicy(window=60.0, max_rejection=1.0))
-    admission = Breakers().admission(target, timer).method("/shop.Orders/Get", settings)
-    for _ in range(1000):
-        admission.end(Admitted(0), "UNAVAILABLE")
-    throttled(admission)
-    timer.is_full = False
-    throttled(admission)
-    timer.advance(3.0)
-    throttled(admission)
-    timer.is_full = True
-    timer.advance(2.0)  # it would look again in three seconds
-    timer.is_full = False
-    throttled(admission)
-
-    def emitted():  # in any order, because no time passes between them
-        return Counter(type(each) for each in events if getattr(each, "target", "") == target)
-
-    assert wait_until(lambda: emitted() == {ThrottleBegan: 2, ThrottleEnded: 1})
 
 
 def test_a_forked_child_reports_its_own_throttling(timer, events):

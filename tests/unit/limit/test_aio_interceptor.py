@@ -162,7 +162,7 @@ async def slow_method():
     assert await interceptor.intercept_service(find, DETAILS) is HANDLER
     (method,) = limit._methods.values()
     method.took(1_000_000_000)
-    limit.report_refused([(UNLIMITED, RefusalReason.WAITED)], 1)
+    limit.report_refused([(UNLIMITED, RefusalReason.WAITED)])
     return limit, partial(interceptor.intercept_service, find, DETAILS)
 
 

@@ -1,9 +1,5 @@
 """The limit of a server, without the server: decisions, pauses, and what is an overload."""
 
-import gc
-import time
-import weakref
-from collections import Counter
 from types import SimpleNamespace
 
 import grpc
@@ -11,13 +7,12 @@ import pytest
 
 from fixtures.timers import FullTimer
 from fixtures.waiting import wait_until
-from rpcwheel.events import OverloadBegan, OverloadEnded
+from rpcwheel.events import OverloadBegan
 from rpcwheel.limit.limiter import UNLIMITED, RefusalReason
 from rpcwheel.limit.pause import ACCEPT_EVERY_NS
 from rpcwheel.limit.policy import LimitPolicy
 from rpcwheel.limit.server import ServerLimit
 from rpcwheel.rpc import NONCE_KEY, REFUSED_KEY
-from rpcwheel.timer import ManualTimer
 
 BEGAN = 10**12
 HANDLER = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
@@ -88,9 +83,9 @@ def test_calls_above_a_rate_are_not_reported_as_an_overload(events):
     assert [limit.limiter.arrive(call, BEGAN) for call in calls] == [True, False]
     (refused,) = limit.decide(BEGAN, starts=False).refused
     assert refused == (calls[1], RefusalReason.RATE)
-    limit.report_refused([refused], BEGAN)
+    limit.report_refused([refused])
     assert limit.status().problem == ""
-    limit.report_refused([(calls[1], RefusalReason.WAITED)], BEGAN)
+    limit.report_refused([(calls[1], RefusalReason.WAITED)])
     assert wait_until(lambda: [event.server for event in events.of(OverloadBegan)] == ["rated"])
 
 
@@ -98,6 +93,17 @@ def test_the_rate_of_the_server_applies_to_methods_with_a_rate_of_their_own():
     limit = ServerLimit(LimitPolicy(rate=1), lambda _: LimitPolicy(rate=2), timer=None)
     calls = [limit.call(DETAILS, HANDLER) for _ in range(2)]
     assert [limit.limiter.arrive(call, BEGAN) for call in calls] == [True, False]
+
+
+def test_an_overload_of_which_the_timer_cannot_report_the_end_is_not_reported():
+    policy, timer = LimitPolicy(), FullTimer()
+    limit = ServerLimit(policy, lambda _: policy, timer=timer)
+    refused = [(UNLIMITED, RefusalReason.WAITED)]
+    limit.report_refused(refused)
+    assert limit.status().problem == ""
+    timer.is_full = False
+    limit.report_refused(refused)
+    assert limit.status().problem == "overloaded: it has refused 1 call"
 
 
 @pytest.mark.parametrize("nonce", ["a\x80b", "é", "a\nb", "\x7f", b"a"])
@@ -108,35 +114,3 @@ def test_a_nonce_that_grpc_would_not_send_is_not_returned(nonce):
     details = SimpleNamespace(method=DETAILS.method, invocation_metadata=((NONCE_KEY, nonce),))
     _, _, metadata = limit.refusal(limit.call(details, HANDLER), RefusalReason.WAITED)
     assert dict(metadata)[REFUSED_KEY] == ""
-
-
-def test_an_overload_of_which_the_end_cannot_be_seen_is_not_reported(events):
-    policy, timer = LimitPolicy(name="no timer"), FullTimer()
-    limit = ServerLimit(policy, lambda _: policy, timer=timer)
-    refused = [(UNLIMITED, RefusalReason.WAITED)]
-    limit.report_refused(refused, time.monotonic_ns())
-    assert limit.status().problem == ""
-    timer.is_full = False
-    limit.report_refused(refused, time.monotonic_ns())
-    assert limit.status().problem == "overloaded: it has refused 1 call"
-    timer.is_full = True
-    timer.advance(5.0)  # and no time has passed on the clock of the limit: it would look again
-    assert limit.status().problem == ""
-
-    def emitted():  # in any order, because no time passes between them
-        return Counter(type(each) for each in events if getattr(each, "server", "") == "no timer")
-
-    assert wait_until(lambda: emitted() == {OverloadBegan: 1, OverloadEnded: 1})
-
-
-def test_the_timer_does_not_keep_the_limit_of_a_server_that_has_ended(events):
-    policy, timer = LimitPolicy(name="gone"), ManualTimer()
-    limit = ServerLimit(policy, lambda _: policy, timer=timer)
-    limit.report_refused([(UNLIMITED, RefusalReason.WAITED)], BEGAN)
-    assert wait_until(lambda: [event.server for event in events.of(OverloadBegan)] == ["gone"])
-    assert timer.pending == 1
-    reference = weakref.ref(limit)
-    del limit
-    gc.collect()
-    assert reference() is None
-    timer.advance(5.0)
