@@ -50,40 +50,30 @@ later if streams take longer to fail. It is watched if a breaker or a throttle h
 
 
 class Reason(enum.Enum):
-    """Why an attempt is not sent; the value is the label in metrics."""
+    """Why an attempt is not sent: the label in metrics, the name of the status code, and a text."""
 
-    BREAKER = "breaker"
-    FORCED = "forced"
-    THROTTLE = "throttle"
-    RATE = "rate"
-    CONCURRENCY = "concurrency"
-    DEADLINE = "deadline"
-    CLOSED = "closed"
+    BREAKER = "breaker", "UNAVAILABLE", "the circuit breaker is open, because calls have failed"
+    FORCED = "forced", "UNAVAILABLE", "the circuit breaker was opened by hand"
+    THROTTLE = "throttle", "UNAVAILABLE", "throttled, because the server accepts too few calls"
+    RATE = "rate", "RESOURCE_EXHAUSTED", "more calls per second than the rate limit allows"
+    CONCURRENCY = (
+        "concurrency",
+        "RESOURCE_EXHAUSTED",
+        "as many calls run as the concurrency limit allows",
+    )
+    DEADLINE = (
+        "deadline",
+        "DEADLINE_EXCEEDED",
+        "the timeout has passed while the call waited, because of the concurrency limit",
+    )
+    CLOSED = "closed", "", ""
     """The channel was closed. Not counted in metrics, as a call that is canceled is not. It has no
     status here: its caller gets that of a closed channel."""
 
-    @property
-    def code(self) -> str:
-        """The name of the status code."""
-        return _STATUS[self][0]
-
-    @property
-    def details(self) -> str:
-        """The status details."""
-        return f"not sent: {_STATUS[self][1]}"
-
-
-_STATUS: Final = {
-    Reason.BREAKER: ("UNAVAILABLE", "the circuit breaker is open, because calls have failed"),
-    Reason.FORCED: ("UNAVAILABLE", "the circuit breaker was opened by hand"),
-    Reason.THROTTLE: ("UNAVAILABLE", "throttled, because the server accepts too few calls"),
-    Reason.RATE: ("RESOURCE_EXHAUSTED", "more calls per second than the rate limit allows"),
-    Reason.CONCURRENCY: ("RESOURCE_EXHAUSTED", "as many calls run as the concurrency limit allows"),
-    Reason.DEADLINE: (
-        "DEADLINE_EXCEEDED",
-        "the timeout has passed while the call waited, because of the concurrency limit",
-    ),
-}
+    def __init__(self, label: str, code: str, text: str) -> None:
+        self.label = label
+        self.code = code
+        self.details = f"not sent: {text}"
 
 
 class Loop(Protocol):
@@ -668,7 +658,7 @@ class MethodAdmission:
         now_ns = self.now_ns()
         with self.lock:
             not_sent = tuple(
-                NotSentStatus(reason.value, self.refusals[reason])
+                NotSentStatus(reason.label, self.refusals[reason])
                 for reason in Reason
                 if self.refusals[reason]
             )

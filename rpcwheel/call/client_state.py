@@ -15,13 +15,12 @@ from __future__ import annotations
 import contextlib
 import weakref
 from contextvars import ContextVar
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.admission.targets import Breakers
 from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.events import CallbackFailed, CallSlow, StreamStalled, emit
+from rpcwheel.events import CallbackFailed, StreamStalled, emit
 from rpcwheel.telemetry import components
 from rpcwheel.timer import shared_timer
 from rpcwheel.timer.manual import checked_timer, clock_of, start_timeout
@@ -33,6 +32,7 @@ from .config import (
     MethodConfigs,
     admission_settings,
     attempt_deadline_ns,
+    slow_call_task,
 )
 from .deadline import left_ns
 from .failed_calls import ClientFailback
@@ -283,15 +283,13 @@ class ClientState:
         if cached is None:
             if len(self._slow) >= MAX_METHODS:
                 self._slow.clear()
-            event = CallSlow(method, "client", to_seconds(slow_ns))
-            # The same float object each time: the timer is faster for a delay that it knows.
-            cached = self._slow[key] = partial(_report_slow, event), event.elapsed_s
+            cached = self._slow[key] = slow_call_task(method, "client", slow_ns)
         return self.schedule(*cached, "slow_call_threshold")
 
     def schedule(
         self, task: Callable[[Timeout], object], delay_s: float, task_name: str
     ) -> Timeout | None:
-        """Run a task on the timer's thread after a delay, as `start_timeout` does."""
+        """Run a task on the timer's thread after a delay. See `start_timeout`."""
         return start_timeout(self._timer, task, delay_s, task_name)
 
     def report_plain_iterator(self, method: str) -> None:
@@ -313,11 +311,6 @@ class ClientState:
         silent_s = to_seconds(config.message_timeout_ns)
         emit(StreamStalled(method, silent_s))
         return f"no message for {silent_s:g} s (message_timeout)"
-
-
-def _report_slow(event: CallSlow, _: Timeout) -> None:
-    """Emit an event on a worker: sinks and log handlers of users may block the timer's thread."""
-    EXECUTOR.submit(("slow", event.method), partial(emit, event))
 
 
 def seconds_left(deadline_ns: int, now_ns: int) -> float | None:

@@ -8,23 +8,27 @@ from __future__ import annotations
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.admission.targets import AdmissionSettings
 from rpcwheel.backoff import Backoff
-from rpcwheel.durations import NEVER, to_ns
+from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
+from rpcwheel.events import CallSlow, emit
 
 from .budget import BudgetKey, budget_key
 from .matching import Matcher
 from .policy import CallPolicy, DeadlinePolicy, DefaultResponsePolicy, MethodPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from datetime import timedelta
     from typing import Unpack
 
     from rpcwheel.rpc import AttemptResult
+    from rpcwheel.timer import Timeout
 
     from .failback_policy import FailbackPolicy
     from .policy import HedgingPolicy, MethodSettings, RetryPolicy
@@ -332,3 +336,17 @@ def admission_settings(policy: MethodPolicy) -> AdmissionSettings | None:
     """Return the policies that decide whether an attempt is sent; None if there are none."""
     settings = AdmissionSettings(*(getattr(policy, name) for name in AdmissionSettings._fields))
     return None if settings == AdmissionSettings() else settings
+
+
+def slow_call_task(
+    method: str, side: str, slow_ns: int
+) -> tuple[Callable[[Timeout], object], float]:
+    """Return the task and the delay of the timeouts that emit `CallSlow`, for all calls."""
+    event = CallSlow(method, side, to_seconds(slow_ns))
+    # The same float object each time: the timer is faster for a delay that it knows.
+    return partial(_report_slow, event), event.elapsed_s
+
+
+def _report_slow(event: CallSlow, _: Timeout) -> None:
+    # On a worker, because sinks and log handlers of users may block.
+    EXECUTOR.submit(("slow", event.method), partial(emit, event))

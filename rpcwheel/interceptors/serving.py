@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import threading
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._grpc.calls import code_name
 from rpcwheel._grpc.handlers import (
     DEADLINE_TOLERANCE_S,
@@ -32,11 +30,11 @@ from rpcwheel._grpc.handlers import (
     time_left,
     with_behavior,
 )
-from rpcwheel.call.config import MAX_METHODS, MethodConfigs
+from rpcwheel.call.config import MAX_METHODS, MethodConfigs, slow_call_task
 from rpcwheel.call.criticality import read_criticality
 from rpcwheel.call.policy import CallPolicy, checked_calls
-from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.events import CallSlow, DeadlineExceededBeforeStart, emit
+from rpcwheel.durations import NEVER
+from rpcwheel.events import DeadlineExceededBeforeStart, emit
 from rpcwheel.limit.limiter import CALL
 from rpcwheel.limit.server import ServerLimit
 from rpcwheel.rpc import CRITICALITY, DEADLINE, STATUS_CODES
@@ -142,7 +140,7 @@ class ServedMethod:
         self._timeout_ns = config.timeout_ns
         self._timer = timer
         slow_ns = config.slow_ns
-        self._slow = None if slow_ns == NEVER else CallSlow(method, "server", to_seconds(slow_ns))
+        self._slow = None if slow_ns == NEVER else slow_call_task(method, "server", slow_ns)
 
     def set_current(self, context: Any) -> bool:
         """Set `CRITICALITY` and `DEADLINE` in the current `contextvars` context.
@@ -183,15 +181,7 @@ class ServedMethod:
         Returns:
             None if the method has no threshold, or the timer is stopped or full.
         """
-        slow = self._slow
-        if slow is None:
-            return None
-        return start_timeout(self._timer, self._report_slow, slow.elapsed_s)
-
-    def _report_slow(self, _: Timeout) -> None:
-        # On a worker, because sinks and log handlers of users may block.
-        if self._slow is not None:
-            EXECUTOR.submit(("slow", self._method), partial(emit, self._slow))
+        return None if self._slow is None else start_timeout(self._timer, *self._slow)
 
 
 class WatchedResponses:
