@@ -57,15 +57,6 @@ def retry_after(**settings) -> RetryPolicy:
 # --- Retries ---
 
 
-def test_a_failure_that_no_policy_names_is_not_retried(shop, client):
-    shop.then(Fail("NOT_FOUND", "gone", (("k", "v"),)))
-    error = client.refused(client.open())
-    assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "gone")
-    assert tuple(error.trailing_metadata()) == (("k", "v"),)
-    assert type(error).__module__.startswith("grpc.")
-    assert len(shop.calls) == 1
-
-
 def test_a_call_that_the_server_ends_as_canceled_is_retried_if_a_policy_names_it(shop, client):
     """It may pass on gRPC's details of a call that it has canceled itself."""
     shop.then(Fail("CANCELLED", "Locally cancelled by application!"))

@@ -86,23 +86,6 @@ def test_a_call_that_has_waited_for_too_long_is_refused_without_its_handler(limi
     assert server.began == [b"hold", b"next"]
 
 
-def test_a_late_server_refuses_calls_on_arrival_if_as_many_wait_as_it_can_start(limited):
-    server = limited(limit=LimitPolicy(max_concurrent=1, max_wait=0.5))
-    (first,) = server.held(b"hold 1")
-    time.sleep(0.1)  # so long do handlers take
-    server.release(b"hold 1")
-    assert first.result() == b"hold 1"
-    server.held(b"hold 2")
-    calls = []
-    while ("critical", "full") not in server.refused:
-        calls.append(server.call(b"x"))
-        assert len(calls) < 10_000
-        time.sleep(0.01)
-    full = "refused before its handler ran: as many calls wait as can be started soon"
-    assert wait_until(lambda: full in [call.details() for call in calls if call.done()])
-    assert server.began == [b"hold 1", b"hold 2"]
-
-
 def test_the_pushback_of_a_refusal_is_that_of_the_policy(limited):
     server = limited(limit=LimitPolicy(max_concurrent=1, max_wait=0.001, pushback=20.0))
     server.held(b"hold")

@@ -105,13 +105,6 @@ def test_after_a_hedge_that_was_not_sent_no_other_one_is_made():
     assert isinstance(fail(attempts, 2 * S), Stop)
 
 
-def test_all_hedges_share_the_deadline_and_none_is_sent_after_it():
-    attempts = hedged(S, 2.5 * S, max_attempts=3)
-    assert attempts.next(2 * S - 1) == Wait(2 * S)
-    assert attempts.next(2 * S) == NextAttempt(2, 2 * S, 2.5 * S)
-    assert attempts.next(2 * S) is None
-
-
 def test_the_policy_names_the_codes_after_which_hedging_goes_on():
     attempts = hedged(non_fatal_codes={"INTERNAL"}, max_attempts=2)
     assert isinstance(fail(attempts, result=AttemptResult("INTERNAL")), NextAttempt)

@@ -154,9 +154,9 @@ class AnyCall(RuleBasedStateMachine):
             )
         )
         config = MethodConfig.from_policy(policy)
-        deadline_ns = NEVER if deadline is None else deadline * MS
+        self.deadline_ns = NEVER if deadline is None else deadline * MS
         budget = None if tokens is None else RetryBudget(0.0, tokens)
-        self.attempts = Attempts("/a/B", config, 0, deadline_ns, budget, hedged=hedged)
+        self.attempts = Attempts("/a/B", config, 0, self.deadline_ns, budget, hedged=hedged)
         self.reference = Reference(hedged, idempotent, most, wait, deadline, tokens)
         self.failed = []
         self.now = 0
@@ -225,6 +225,7 @@ class AnyCall(RuleBasedStateMachine):
                 case NextAttempt():
                     assert expected == ("attempt", step.number)
                     assert step.at_ns <= self.now * MS
+                    assert step.deadline_ns == self.deadline_ns
                 case Wait(at_ns):
                     assert expected == ("wait", at_ns // MS)
                     state = State.RUNNING if self.reference.running else State.WAITING

@@ -1,4 +1,4 @@
-"""The timeout, metadata and request of a call that failback delivers."""
+"""The timeout and the request of a call that failback delivers."""
 
 import threading
 from datetime import timedelta
@@ -7,10 +7,7 @@ import pytest
 
 from rpcwheel.call import DeadlinePolicy, MethodPolicy
 from rpcwheel.call.config import MethodConfig
-from rpcwheel.call.failed_calls import delivery_timeout, queued_metadata, queued_request
-from rpcwheel.failback import FailbackPolicy
-
-PAIRS = (("k", "v"), ("authorization", "old"), ("trace-bin", b"\x00"))
+from rpcwheel.call.failed_calls import delivery_timeout, queued_request
 
 
 @pytest.mark.parametrize(
@@ -30,13 +27,6 @@ PAIRS = (("k", "v"), ("authorization", "old"), ("trace-bin", b"\x00"))
 def test_the_timeout_of_a_delivery_is_that_of_the_call_or_the_policy(own, policy, seconds):
     timeout = None if policy is None else DeadlinePolicy(timeout=policy)
     assert delivery_timeout(own, MethodConfig.from_policy(MethodPolicy(timeout=timeout))) == seconds
-
-
-def test_the_policy_selects_the_metadata_of_deliveries():
-    assert queued_metadata(PAIRS, FailbackPolicy(retry_on="UNAVAILABLE")) == (PAIRS[0], PAIRS[2])
-    some = FailbackPolicy(retry_on="UNAVAILABLE", metadata=("auth*", "authorization"))
-    assert queued_metadata(PAIRS, some) == (PAIRS[1],)
-    assert queued_metadata(None, some) == ()
 
 
 def test_a_queued_request_is_a_copy():

@@ -199,11 +199,9 @@ def test_an_exception_of_a_backoff_object_is_raised_and_uses_no_budget():
     assert budget.asked == []
 
 
-def test_a_refusal_is_retried_if_it_is_proven_or_the_method_is_idempotent():
-    for settings, outcome in ((ONCE, refused(**PROVEN)), ({}, refused(**CLAIMED))):
-        assert plan(**settings).after_failure(S, outcome) == NextAttempt(2, 1100 * MS, NEVER)
-    of_one_server = refused(**PROVEN | OTHER, pushback_ns=301 * S)
-    assert plan(**ONCE).after_failure(S, of_one_server) == NextAttempt(2, S, NEVER)
+def test_the_pushback_of_a_server_that_has_refused_does_not_hold_for_another_one():
+    outcome = refused(**PROVEN | OTHER, pushback_ns=301 * S)
+    assert plan(**ONCE).after_failure(S, outcome) == NextAttempt(2, S, NEVER)
 
 
 @pytest.mark.parametrize(

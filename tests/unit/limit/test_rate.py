@@ -80,12 +80,6 @@ def test_the_rate_is_exact_to_a_thousandth(rate):
     assert waits_ns[-1] * rate == pytest.approx(1000 * SECOND, rel=1e-3)
 
 
-def test_a_pause_does_not_save_more_tokens_than_the_burst():
-    bucket = TokenBucket(10, 2)
-    assert bucket.take(START_NS) == 0
-    assert [bucket.take(START_NS + 100 * SECOND) for _ in range(3)] == [0, 0, None]
-
-
 @pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
 def test_tokens_that_are_returned_in_any_order_are_free(order):
     bucket, reserved = TokenBucket(1, 2), []
