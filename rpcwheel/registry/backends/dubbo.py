@@ -21,17 +21,14 @@ port, so that a restarted server replaces itself, whichever program has publishe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from kazoo.exceptions import NoNodeError
-from kazoo.protocol.states import EventType
 
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import NAME, joined, record_epoch
-from rpcwheel.registry.backend import View
 from rpcwheel.registry.url import NAMESPACE
 
 from .dubbo_application import (
@@ -42,15 +39,20 @@ from .dubbo_application import (
 )
 from .dubbo_following import ApplicationLevel
 from .dubbo_metadata import MetadataCache
-from .dubbo_reads import NodeReads
 from .dubbo_url import consumer_of, node_name, parameters_of, parsed, record_of
-from .zookeeper_nodes import MAX_ATTEMPTS, ZookeeperNodes, failed, is_own, session_id
+from .zookeeper_nodes import (
+    MAX_ATTEMPTS,
+    NodeReads,
+    ZookeeperNodes,
+    failed,
+    is_own,
+    session_id,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from kazoo.client import KazooClient
-    from kazoo.protocol.states import WatchedEvent
 
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.registry.backend import Consumer, Lost, Settings
@@ -73,15 +75,6 @@ SERVICES: Final = "services"
 """The root of the servers of applications, unless there is another root for all nodes."""
 
 LEVELS: Final = ("interface", "application", "both")
-
-
-@dataclass(frozen=True, slots=True)
-class _DubboView(View):
-    """A view that also has the nodes from which it was made, for the next read."""
-
-    nodes: Mapping[str, Any] = field(default_factory=dict)
-    is_complete: bool = True
-    """False if metadata are missing; they are read again later."""
 
 
 class DubboBackend(ZookeeperNodes):
@@ -111,9 +104,6 @@ class DubboBackend(ZookeeperNodes):
             )
         self._current: dict[tuple[str, str], ServiceInstance] = {}
         """All published instances, if there is an application level."""
-        self._watches: dict[str, Callable[[WatchedEvent], None]] = {}
-        """The callback of the watches of each service, always the same: kazoo calls equal ones
-        once."""
 
     def interface_of(self, service: str) -> str:
         """Return the Java interface of a service."""
@@ -184,10 +174,6 @@ class DubboBackend(ZookeeperNodes):
             raise
         return lost
 
-    def lookup(self, service: str) -> View:
-        client, end_ns = self._session.client(), self._session.end_ns()
-        return self._view(client, service, NodeReads(self, client, end_ns))
-
     def services(self) -> Sequence[str]:
         """Return the names of interfaces that have providers.
 
@@ -232,30 +218,12 @@ class DubboBackend(ZookeeperNodes):
         self._metadata.close()
         super().close()
 
-    # On kazoo's thread: does not block
-
-    def _watch_fired(self, service: str, event: WatchedEvent) -> None:
-        if event.type != EventType.NONE:
-            self._note_fired(service, event.path)
-
     # Reading services
 
     def _directory(self, service: str) -> str:
         return f"{self._root}/{self.interface_of(service)}/{PROVIDERS}"
 
-    def _read_watched(self, service: str, previous: View | None) -> View:
-        client, end_ns = self._session.client(), self._session.end_ns()
-        fired = self._take_fired(service)
-        unchanged: Mapping[str, Any] = {}
-        if isinstance(previous, _DubboView):
-            if previous.is_complete and not fired:
-                return previous
-            unchanged = {path: node for path, node in previous.nodes.items() if path not in fired}
-        watch = self._watches.setdefault(service, partial(self._watch_fired, service))
-        reads = NodeReads(self, client, end_ns, watch=watch, unchanged=unchanged)
-        return self._view(client, service, reads)
-
-    def _view(self, client: KazooClient, service: str, reads: NodeReads) -> View:
+    def _read_records(self, service: str, reads: NodeReads) -> tuple[Mapping[str, bytes], bool]:
         records: dict[str, bytes] = {}
         names: Collection[str] = ()
         is_complete = True
@@ -268,7 +236,7 @@ class DubboBackend(ZookeeperNodes):
             listed = {_address_of(name) for name in names}
             of_applications, is_complete = self._applications.read(reads, interfaces, listed)
             records = of_applications[service] | records
-        return _DubboView(records, client.last_zxid, None, reads.nodes, is_complete)
+        return records, is_complete
 
     def _record(self, name: str, service: str) -> tuple[str, bytes]:
         return _record_of(name, service, self.interface_of(service))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Container, Mapping
 
     from .dubbo_metadata import MetadataCache, Revision
-    from .dubbo_reads import NodeReads
+    from .zookeeper_nodes import NodeReads
 
 CACHED_NODES: Final = 16384
 """Nodes are read again with each change of a service. To make the records of one takes 50 us."""

@@ -10,21 +10,18 @@ For ZooKeeper 3.4 and later. A server may raise the lease to two of its ticks, o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
-from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError
-from kazoo.protocol.states import EventType, WatchedEvent
+from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from rpcwheel.instance import record_epoch
-from rpcwheel.registry.backend import View
 
 from .zookeeper_nodes import MAX_ATTEMPTS, ZookeeperNodes, failed, is_own, session_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from kazoo.client import KazooClient
 
@@ -32,15 +29,7 @@ if TYPE_CHECKING:
     from rpcwheel.registry.backend import Settings
     from rpcwheel.registry.url import RegistryUrl
 
-LIST: Final = ""
-"""Stands for the list of a service's nodes, among the names of nodes whose watch has fired."""
-
-
-@dataclass(frozen=True, slots=True)
-class _NodesView(View):
-    """A view that also has the data by the nodes' names, for the next read."""
-
-    nodes: Mapping[str, bytes] = field(default_factory=dict)
+    from .zookeeper_nodes import NodeReads
 
 
 class ZookeeperBackend(ZookeeperNodes):
@@ -84,65 +73,18 @@ class ZookeeperBackend(ZookeeperNodes):
         if left:
             raise self._conflict(left)
 
-    def lookup(self, service: str) -> View:
-        client, end_ns = self._session.client(), self._session.end_ns()
-        names = self._list(client, f"{self._root}/{service}", end_ns)
-        return View(_by_ids(self._read(client, service, names, end_ns)), client.last_zxid)
-
     def services(self) -> Sequence[str]:
         client, end_ns = self._session.client(), self._session.end_ns()
         names = self._list(client, self._root, end_ns)
         return self._with_children(client, {name: f"{self._root}/{name}" for name in names}, end_ns)
 
-    # On threads of kazoo's: nothing here blocks
-
-    def _watch_fired(self, event: WatchedEvent) -> None:
-        if event.type != EventType.NONE:
-            service, _, name = event.path.removeprefix(f"{self._root}/").partition("/")
-            self._note_fired(service, name or LIST)
-
-    # Reading services
-
-    def _read_watched(self, service: str, previous: View | None) -> View:
-        """Read what has changed since `previous` (None: everything), and set watches on it."""
-        client, end_ns = self._session.client(), self._session.end_ns()
-        fired = self._take_fired(service)
-        before: Mapping[str, bytes] = previous.nodes if isinstance(previous, _NodesView) else {}
-        if previous is None:
-            fired.add(LIST)
-        elif not fired:
-            return previous
-        names = fired
-        if LIST in fired:
-            names = self._list(client, f"{self._root}/{service}", end_ns, self._watch_fired)
-            fired |= names ^ before.keys()
-        fired.discard(LIST)
-        read = self._read(client, service, fired & names, end_ns, self._watch_fired)
-        nodes = {**before, **read}
-        for name in fired - read.keys():
-            nodes.pop(name, None)
-        changed = None
-        if previous is not None:
-            differ = (name for name in fired if before.get(name) != nodes.get(name))
-            changed = frozenset(map(_id_of, differ))
-        return _NodesView(_by_ids(nodes), client.last_zxid, changed, nodes)
-
-    def _read(
-        self,
-        client: KazooClient,
-        service: str,
-        names: Collection[str],
-        end_ns: int,
-        watch: Callable[[WatchedEvent], None] | None = None,
-    ) -> dict[str, bytes]:
-        """Read the data of a service's nodes that exist, by their names."""
-        requests = [client.get_async(f"{self._root}/{service}/{name}", watch) for name in names]
-        return {
-            # a node that other credentials protect is shown as a record that can't be decoded
-            name: b"" if isinstance(result, NoAuthError) else bytes(result[0] or b"")
-            for name, result in zip(names, self._session.results(requests, end_ns), strict=True)
-            if not isinstance(result, NoNodeError)
-        }
+    def _read_records(self, service: str, reads: NodeReads) -> tuple[Mapping[str, bytes], bool]:
+        directory = f"{self._root}/{service}"
+        names = reads.children([directory])[directory]
+        paths = {f"{directory}/{name}": name for name in names}
+        # A node that other credentials protect is shown as a record that can't be decoded.
+        nodes = reads.data(paths, protected=b"")
+        return _by_ids({paths[path]: data for path, data in nodes.items()}), True
 
     # Publishing
 

@@ -15,6 +15,8 @@ node is deleted.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from kazoo.exceptions import (
@@ -29,6 +31,7 @@ from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
 
 from rpcwheel.errors import RegistryClosed, RegistryRefused, RegistryUnavailable
 from rpcwheel.registry.backend import RegistryBackend, View
+from rpcwheel.registry.cache import changed_ids
 
 from .polling import PollingWatcher
 from .zookeeper_session import ZooKeeperSession, check_url, registry_error
@@ -49,6 +52,16 @@ costs a request for each node, so that the idle load grows with services times p
 
 MAX_ATTEMPTS: Final = 5
 """The largest number of attempts to publish a node that others change at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodesView(View):
+    """A view that also has the nodes from which it was made, for the next read."""
+
+    nodes: Mapping[str, Any] = field(default_factory=dict)
+    """`NodeReads.nodes`."""
+    is_complete: bool = True
+    """False if something is missing; it is read again later."""
 
 
 class ZookeeperNodes(RegistryBackend):
@@ -80,8 +93,11 @@ class ZookeeperNodes(RegistryBackend):
         self._verified: dict[str, tuple[int, str]] = {}
         self._renewals = 0
         self._fired: dict[str, set[str]] = {}
-        """Names or paths of nodes whose watch has fired, by service. Not locked: kazoo's thread
-        adds them, and `_take_fired` takes them out one by one."""
+        """Paths of nodes whose watch has fired, by service. Not locked: kazoo's thread adds them,
+        and `_take_fired` takes them out one by one."""
+        self._watches: dict[str, Callable[[WatchedEvent], None]] = {}
+        """The callback of the watches of each service, always the same: kazoo calls equal ones
+        once."""
 
     # For subclasses to override
 
@@ -94,8 +110,8 @@ class ZookeeperNodes(RegistryBackend):
         """Whether the data of the node at the path of an instance has the epoch of the instance."""
 
     @abstractmethod
-    def _read_watched(self, service: str, previous: View | None) -> View:
-        """Read what has changed since `previous` (None: everything), and set watches on it."""
+    def _read_records(self, service: str, reads: NodeReads) -> tuple[Mapping[str, bytes], bool]:
+        """Read the records of a service, by id; and return whether nothing is missing."""
 
     # The contract
 
@@ -130,6 +146,11 @@ class ZookeeperNodes(RegistryBackend):
                 lost[instance.key] = self._why_lost(client, instance)
         return lost
 
+    def lookup(self, service: str) -> View:
+        client, end_ns = self._session.client(), self._session.end_ns()
+        records, _ = self._read_records(service, NodeReads(self, client, end_ns))
+        return View(records, client.last_zxid)
+
     def watch(self, service: str, watcher: Watcher) -> Watch:
         if self._session.closed:
             raise RegistryClosed(f"{self.url}: this registry was closed")
@@ -151,12 +172,27 @@ class ZookeeperNodes(RegistryBackend):
         if event.type != EventType.NONE:  # NONE: connection lost, which the session reports
             self._verified.pop(event.path, None)
 
-    def _note_fired(self, service: str, node: str) -> None:
-        """Note that the watch of a node of a service has fired, and have the service read again."""
-        self._fired.setdefault(service, set()).add(node)
-        self._polling.request_read(service)
+    def _watch_fired(self, service: str, event: WatchedEvent) -> None:
+        if event.type != EventType.NONE:
+            self._fired.setdefault(service, set()).add(event.path)
+            self._polling.request_read(service)
 
     # Watches
+
+    def _read_watched(self, service: str, previous: View | None) -> View:
+        """Read what has changed since `previous` (None: everything), and set watches on it."""
+        client, end_ns = self._session.client(), self._session.end_ns()
+        fired = self._take_fired(service)
+        unchanged: Mapping[str, Any] = {}
+        if isinstance(previous, NodesView):
+            if previous.is_complete and not fired:
+                return previous
+            unchanged = {path: node for path, node in previous.nodes.items() if path not in fired}
+        watch = self._watches.setdefault(service, partial(self._watch_fired, service))
+        reads = NodeReads(self, client, end_ns, watch=watch, unchanged=unchanged)
+        records, is_complete = self._read_records(service, reads)
+        changed = None if previous is None else changed_ids(previous.records, records)
+        return NodesView(records, client.last_zxid, changed, reads.nodes, is_complete)
 
     def _take_fired(self, service: str) -> set[str]:
         """Return the nodes of a service whose watch has fired since the last call."""
@@ -167,34 +203,10 @@ class ZookeeperNodes(RegistryBackend):
 
     # Requests
 
-    def _list(
-        self,
-        client: KazooClient,
-        path: str,
-        end_ns: int,
-        watch: Callable[[WatchedEvent], None] | None = None,
-    ) -> set[str]:
+    def _list(self, client: KazooClient, path: str, end_ns: int) -> set[str]:
         """List the children of a node; none if it does not exist."""
-        names = self.results([path], [client.get_children_async(path, watch)], end_ns)[path]
-        if not isinstance(names, NoNodeError):
-            return set(names)
-        if watch is not None:
-            self.watch_missing(client, [path], end_ns, watch)
-        return set()
-
-    def watch_missing(
-        self,
-        client: KazooClient,
-        paths: Collection[str],
-        end_ns: int,
-        watch: Callable[[WatchedEvent], None],
-    ) -> None:
-        """Leave a watch on nodes that do not exist, which no other request does."""
-        requests = [client.exists_async(path, watch) for path in paths]
-        stats = self._session.results(requests, end_ns)
-        for path, stat in zip(paths, stats, strict=True):
-            if stat is not None:  # it was created in between
-                watch(WatchedEvent(EventType.CREATED, KeeperState.CONNECTED, path))
+        names = self.results([path], [client.get_children_async(path)], end_ns)[path]
+        return set() if isinstance(names, NoNodeError) else set(names)
 
     def _get(
         self,
@@ -247,6 +259,85 @@ class ZookeeperNodes(RegistryBackend):
 
     def _conflict(self, paths: Collection[str]) -> RegistryUnavailable:
         return RegistryUnavailable(f"{self.url}: others change the same nodes: {', '.join(paths)}")
+
+
+class NodeReads:
+    """The nodes from which one view of a service is made.
+
+    With a watch, the next view can take those nodes from this one whose watch has not fired.
+    """
+
+    def __init__(
+        self,
+        backend: ZookeeperNodes,
+        client: KazooClient,
+        end_ns: int,
+        *,
+        watch: Callable[[WatchedEvent], None] | None = None,
+        unchanged: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Read nothing yet; give up at `end_ns`. `watch` is left on each node that is read.
+
+        `unchanged` has the `nodes` of an earlier view, without those whose watch has fired.
+        """
+        self._backend = backend
+        self._client = client
+        self.end_ns = end_ns
+        self._watch = watch
+        self._unchanged = unchanged or {}
+        self.nodes: dict[str, Any] = {}
+        """The names of children, or the data, by path; None: there is no such node."""
+
+    def children(self, paths: Collection[str]) -> dict[str, frozenset[str]]:
+        """Return the names of the children of these nodes, by path; none of missing nodes."""
+        listed = self._read(paths, self._client.get_children_async)
+        return {path: frozenset(names or ()) for path, names in listed.items()}
+
+    def data(self, paths: Collection[str], *, protected: bytes | None = None) -> dict[str, bytes]:
+        """Return the data of those of these nodes that exist, by path.
+
+        `protected`: the data of nodes that other credentials protect; None: they are an error.
+        """
+        stand_in = None if protected is None else (protected, None)
+        read = self._read(paths, self._client.get_async, stand_in)
+        return {path: bytes(result[0] or b"") for path, result in read.items() if result}
+
+    def _read(
+        self, paths: Collection[str], request: Callable[..., Any], protected: object = None
+    ) -> dict[str, Any]:
+        new = [path for path in paths if path not in self._unchanged]
+        known = {path: self._unchanged.get(path) for path in paths}
+        read = known | self._request(new, request, protected)
+        self.nodes |= read
+        return read
+
+    def _request(
+        self, paths: Collection[str], request: Callable[..., Any], protected: object
+    ) -> dict[str, Any]:
+        """Send a request for each path, which leaves the watch; None: there is no such node.
+
+        `protected`, if given, is the result for a node that other credentials protect.
+        """
+        requests = [request(path, self._watch) for path in paths]
+        if protected is None:
+            results = self._backend.results(paths, requests, self.end_ns)
+        else:
+            answers = self._backend._session.results(requests, self.end_ns)  # noqa: SLF001 - of this module
+            results = {
+                path: protected if isinstance(answer, NoAuthError) else answer
+                for path, answer in zip(paths, answers, strict=True)
+            }
+        missing = [path for path, result in results.items() if isinstance(result, NoNodeError)]
+        if missing and self._watch is not None:
+            self._watch_missing(missing, self._watch)
+        return results | dict.fromkeys(missing)
+
+    def _watch_missing(self, paths: Collection[str], watch: Callable[[WatchedEvent], None]) -> None:
+        """Leave a watch on nodes that do not exist, which no other request does."""
+        requests = [self._client.exists_async(path, watch) for path in paths]
+        for path, stat in self._backend.results(paths, requests, self.end_ns).items():
+            if stat is not None:  # it was created in between
+                watch(WatchedEvent(EventType.CREATED, KeeperState.CONNECTED, path))
 
 
 def failed(result: Any, allowed: type[KazooException] | tuple[()] = ()) -> bool:
