@@ -1,8 +1,8 @@
 """Local view of one service. Decides which records count, and when a missing instance is removed.
 
 Pure: views of the registry and times (ns of one clock) come in, events go out; nothing is locked,
-awaited or read. The cost of an update is proportional to what changed, beside one copy of a tuple
-of pointers.
+awaited or read. The cost of an update is proportional to what changed, beside sorting all ids. Each
+`step` sorts them too: 0.1 ms for 2,000, 1 to 2 ms for 20,000.
 
 Terms for an instance that the registry no longer lists:
 
@@ -43,7 +43,6 @@ So a failure never makes the list empty; a service that never had instances has 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
@@ -107,44 +106,6 @@ class _Stale(NamedTuple):
     """The sum of contact with the registry until then."""
 
 
-class _Instances(dict[str, ServiceInstance]):
-    """Instances by id, which are also kept in the order of their ids."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ids: list[str] = []
-        self._ordered: list[ServiceInstance] = []
-        self._modified = True
-
-    def put(self, instance: ServiceInstance) -> None:
-        """Add or replace an instance."""
-        key = instance.id
-        previous = self.get(key)
-        if previous is instance:
-            return
-        self._modified = True
-        at = bisect_left(self._ids, key)
-        if previous is None:
-            self._ids.insert(at, key)
-            self._ordered.insert(at, instance)
-        else:
-            self._ordered[at] = instance
-        self[key] = instance
-
-    def remove(self, key: str) -> None:
-        """Remove an instance, if there is one."""
-        if self.pop(key, None) is not None:
-            at = bisect_left(self._ids, key)
-            del self._ids[at], self._ordered[at]
-            self._modified = True
-
-    def in_order(self, last: tuple[ServiceInstance, ...]) -> tuple[ServiceInstance, ...]:
-        """Return the instances in order; `last`, if nothing has changed since the last call."""
-        instances = tuple(self._ordered) if self._modified else last
-        self._modified = False
-        return instances
-
-
 class ServiceCache:
     """Local view of one service. The module's docstring has the rules. Not thread-safe."""
 
@@ -164,7 +125,7 @@ class ServiceCache:
 
         # What is shown: instances in the last view and stale ones. Before the first view: those of
         # an earlier run.
-        self._instances = _Instances()
+        self._instances: dict[str, ServiceInstance] = {}
         self.shown: TimedSnapshot | None = None
         """What users see; None: nothing is known."""
 
@@ -210,8 +171,7 @@ class ServiceCache:
         Ignored once the registry has answered.
         """
         if not self._live and self._file_written_ns is None:
-            for instance in instances:
-                self._instances.put(instance)
+            self._instances |= {instance.id: instance for instance in instances}
             if self._instances:
                 self._file_written_ns = now_ns - age_ns
         return self.step(now_ns)
@@ -267,9 +227,8 @@ class ServiceCache:
             self._stale |= dict.fromkeys(lost, mark)
         for key in gone:
             if key not in self._stale:
-                self._instances.remove(key)
-        for instance in decoded.values():
-            self._instances.put(instance)
+                self._instances.pop(key, None)
+        self._instances |= decoded
         self._live = True
         return [*events, *self._show(newly_stale=bool(self._stale.keys() - stale_before))]
 
@@ -294,7 +253,7 @@ class ServiceCache:
                 self._keep_until_ns = now_ns + RESUME_DELAY_NS
                 return self._show()
             for key in self._stale:
-                self._instances.remove(key)
+                del self._instances[key]
             self._expired = frozenset(self._stale)
             self._stale = {}
         return self._show()
@@ -340,9 +299,9 @@ class ServiceCache:
             if last is not None and last.status == "DRAINING":
                 self._recently_lost.pop(key, None)
                 if key in self._instances:
-                    self._instances.put(last)
+                    self._instances[key] = last
                 if self._stale.pop(key, None) is not None:
-                    self._instances.remove(key)
+                    del self._instances[key]
 
     def _contact_until(self, now_ns: int) -> int:
         """Return the sum of all contact with the registry until now.
@@ -361,8 +320,7 @@ class ServiceCache:
             return
         limit_ns = self._contact_before_ns - 2 * self._rules.stale_timeout_ns
         for key in [key for key, stale in self._stale.items() if stale.contact_ns <= limit_ns]:
-            del self._stale[key]
-            self._instances.remove(key)
+            del self._stale[key], self._instances[key]
 
     def _check_view(
         self, records: Mapping[str, bytes], skipped: Collection[RecordSkipped], now_ns: int
@@ -429,7 +387,7 @@ class ServiceCache:
             mark = _Stale(now_ns, self._contact_until(now_ns))
             for key, (_, instance) in self._recently_lost.items():
                 if key not in self._instances:
-                    self._instances.put(instance)
+                    self._instances[key] = instance
                     self._stale[key] = mark
 
     # What users see
@@ -444,9 +402,11 @@ class ServiceCache:
         old = self.shown.snapshot if self.shown else Snapshot(self._service, source="cache")
         stale = frozenset(self._stale) if self._stale else frozenset()
         source: Source = "stale" if stale else "live" if self._live else "cache"
-        instances = self._instances.in_order(old.instances)
+        instances = tuple(self._instances[key] for key in sorted(self._instances))
+        if instances == old.instances:
+            instances = old.instances  # `ServiceWatch` compares identities
         same_source = self.shown is not None and (old.source, old.stale) == (source, stale)
-        if same_source and (instances is old.instances or instances == old.instances):
+        if same_source and instances is old.instances:
             self.shown = TimedSnapshot(old, self._unconfirmed_since_ns())
             return []
         new = Snapshot(
