@@ -66,7 +66,7 @@ def parse_target(text: str) -> ServerTarget:
             f"give HOST:PORT, [IPv6]:PORT or unix:/path, not a target of {scheme!r}: {text}"
         )
     if "://" in text and not text.startswith(SCHEMES):
-        from rpcwheel.registry.backends import BACKENDS  # now: most targets do not need it
+        from rpcwheel.registry.url import BACKENDS  # now: most targets do not need it
 
         scheme = text.partition("://")[0]
         if scheme in BACKENDS:

@@ -27,6 +27,7 @@ from rpcwheel.instance import LARGEST_PORT, NAME, checked_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from importlib.metadata import EntryPoint
 
 Hosts = tuple[tuple[str, int | None], ...]
 
@@ -34,8 +35,24 @@ NAMESPACE: Final = "rpcwheel"
 GROUP: Final = "rpcwheel.registry"
 """The group of the entry points of other packages' backends: `scheme = "package.module:Class"`."""
 
+BACKENDS: Final = {
+    "memory": ("memory:MemoryBackend", ""),
+    "sqlite": ("sqlite:SqliteBackend", ""),
+    "etcd": ("etcd:EtcdBackend", "etcd"),
+    "etcds": ("etcd:EtcdBackend", "etcd"),
+    "zookeeper": ("zookeeper:ZookeeperBackend", "zookeeper"),
+    "zookeepers": ("zookeeper:ZookeeperBackend", "zookeeper"),
+    "dubbo+zookeeper": ("dubbo:DubboBackend", "zookeeper"),
+    "dubbo+zookeepers": ("dubbo:DubboBackend", "zookeeper"),
+    "redis": ("redis:RedisBackend", "redis"),
+    "rediss": ("redis:RedisBackend", "redis"),
+    "headless": ("headless:HeadlessBackend", "dns"),
+}
+"""By built-in scheme: the module in the package `backends` with its class, and the extra to
+install."""
+
 FILE_SCHEMES: Final = frozenset({"sqlite"})
-"""Schemes whose path is a file."""
+"""Built-in schemes whose path is a file. That of the others is the service."""
 
 REDIS_SCHEMES: Final = frozenset({"redis", "rediss"})
 HEADLESS: Final = "headless"
@@ -43,14 +60,6 @@ HEADLESS: Final = "headless"
 
 DUBBO_SCHEMES: Final = frozenset({"dubbo+zookeeper", "dubbo+zookeepers"})
 """Schemes of Dubbo's own format in ZooKeeper."""
-
-SERVICE_SCHEMES: Final = (
-    {"memory", "etcd", "etcds", "zookeeper", "zookeepers"}
-    | REDIS_SCHEMES
-    | DUBBO_SCHEMES
-    | {HEADLESS}
-)
-"""Built-in schemes whose path is the service."""
 
 FILE_PREFIXES: Final = frozenset({"", ".", "..", "~"})
 """What may stand before the path of a file, in place of the hosts."""
@@ -190,7 +199,7 @@ def parse_url(url: str) -> RegistryUrl:
         return _parse(scheme, rest)
     except ConfigurationError as error:
         # What follows a misspelled scheme was read by the wrong rules: `sqlit:///run/shop.db`.
-        near = _nearest_scheme(scheme)
+        near = nearest_scheme(scheme)
         unknown = f"no registry has the scheme {scheme!r}; did you mean {near}://?"
         raise ConfigurationError(f"{shown!r}: {unknown if near else error}") from None
 
@@ -224,25 +233,23 @@ def _parse(scheme: str, rest: str) -> RegistryUrl:
     return RegistryUrl(scheme, hosts, path, service, user, password, namespace, options)
 
 
-def _nearest_scheme(scheme: str) -> str:
+def other_backends() -> dict[str, EntryPoint]:
+    """Return the backends of other packages, by their scheme."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def nearest_scheme(scheme: str) -> str:
     """Return the known scheme nearest to an unknown one; "" if it is known, or resembles none."""
-    schemes = {
-        *FILE_SCHEMES,
-        *SERVICE_SCHEMES,
-        *(entry.name for entry in entry_points(group=GROUP)),
-    }
-    near = [] if scheme in schemes else difflib.get_close_matches(scheme, sorted(schemes), n=1)
+    schemes = sorted({*BACKENDS, *other_backends()})
+    near = [] if scheme in schemes else difflib.get_close_matches(scheme, schemes, n=1)
     return near[0] if near else ""
 
 
 def _path_is_own(scheme: str) -> bool:
     """Whether the backend of another package claims the path. Loads its class."""
-    if scheme in SERVICE_SCHEMES:
-        return False
-    for entry in entry_points(group=GROUP):
-        if entry.name == scheme:
-            with suppress(Exception):  # `open_backend` reports the error
-                return bool(getattr(entry.load(), "path_is_own", False))
+    if scheme not in BACKENDS and (entry := other_backends().get(scheme)):
+        with suppress(Exception):  # `open_backend` reports the error
+            return bool(getattr(entry.load(), "path_is_own", False))
     return False
 
 
@@ -251,7 +258,7 @@ def _service(scheme: str, path: str) -> str:
         raise ConfigurationError(
             f"the path is the name of the service; the number of the database is ?db={path}"
         )
-    if path and scheme not in SERVICE_SCHEMES and not NAME.fullmatch(path):
+    if path and scheme not in BACKENDS and not NAME.fullmatch(path):
         raise ConfigurationError(
             f"the path {path!r} is not a valid service name; if the backend of {scheme}:// uses "
             "the path itself, its class must set path_is_own = True and be named by an entry point "

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from contextlib import suppress
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from rpcwheel.errors import ConfigurationError, ExtraMissing
 from rpcwheel.registry import backend
 from rpcwheel.registry.backend import RegistryBackend
-from rpcwheel.registry.url import GROUP, RegistryUrl, parse_url
+from rpcwheel.registry.url import (
+    BACKENDS,
+    GROUP,
+    RegistryUrl,
+    nearest_scheme,
+    other_backends,
+    parse_url,
+)
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -19,21 +24,6 @@ if TYPE_CHECKING:
     from rpcwheel.registry.backend import Settings
 
 __all__ = ["check_scheme", "open_backend"]
-
-BACKENDS: Final = {
-    "memory": ("memory:MemoryBackend", ""),
-    "sqlite": ("sqlite:SqliteBackend", ""),
-    "etcd": ("etcd:EtcdBackend", "etcd"),
-    "etcds": ("etcd:EtcdBackend", "etcd"),
-    "zookeeper": ("zookeeper:ZookeeperBackend", "zookeeper"),
-    "zookeepers": ("zookeeper:ZookeeperBackend", "zookeeper"),
-    "dubbo+zookeeper": ("dubbo:DubboBackend", "zookeeper"),
-    "dubbo+zookeepers": ("dubbo:DubboBackend", "zookeeper"),
-    "redis": ("redis:RedisBackend", "redis"),
-    "rediss": ("redis:RedisBackend", "redis"),
-    "headless": ("headless:HeadlessBackend", "dns"),
-}
-"""By scheme: the module in this package with its class, and the extra to install."""
 
 
 def open_backend(url: str | RegistryUrl, settings: Settings) -> RegistryBackend:
@@ -99,13 +89,12 @@ def check_scheme(url: RegistryUrl) -> None:
 
 
 def _entry_point(url: RegistryUrl) -> EntryPoint:
-    entries: dict[str, EntryPoint] = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if url.scheme not in entries:
-        schemes = sorted({*BACKENDS, *entries})
-        near = difflib.get_close_matches(url.scheme, schemes, n=1)
-        meant = f"did you mean {near[0]}://? " if near else ""
+    others = other_backends()
+    if url.scheme not in others:
+        near = nearest_scheme(url.scheme)
+        meant = f"did you mean {near}://? " if near else ""
+        schemes = ", ".join(f"{name}://" for name in sorted({*BACKENDS, *others}))
         raise ConfigurationError(
-            f"{url}: no registry has the scheme {url.scheme!r}; {meant}there are "
-            f"{', '.join(f'{name}://' for name in schemes)}"
+            f"{url}: no registry has the scheme {url.scheme!r}; {meant}there are {schemes}"
         )
-    return entries[url.scheme]
+    return others[url.scheme]

@@ -6,11 +6,11 @@ from importlib import metadata
 import pytest
 
 from rpcwheel.errors import ConfigurationError, ExtraMissing
-from rpcwheel.registry import backends
+from rpcwheel.registry import url as registry_url
 from rpcwheel.registry.backend import RegistryBackend, Settings
-from rpcwheel.registry.backends import BACKENDS, open_backend
+from rpcwheel.registry.backends import open_backend
 from rpcwheel.registry.backends.memory import MemoryBackend
-from rpcwheel.registry.url import parse_url
+from rpcwheel.registry.url import BACKENDS, GROUP, parse_url
 
 SETTINGS = Settings(lease_s=2.0, timeout_s=1.0)
 
@@ -27,8 +27,8 @@ def entry(monkeypatch):
     """Name a backend as another package's entry point does."""
 
     def named(value):
-        point = metadata.EntryPoint("mine", value, backends.GROUP)
-        monkeypatch.setattr(backends, "entry_points", lambda group: [point])
+        point = metadata.EntryPoint("mine", value, GROUP)
+        monkeypatch.setattr(registry_url, "entry_points", lambda group: [point])
 
     monkeypatch.setitem(sys.modules, "somebodys", sys.modules[__name__])
     return named
@@ -74,7 +74,7 @@ def test_an_entry_point_that_cannot_be_loaded_is_an_error_with_its_name(entry):
 
 
 def test_a_missing_package_is_an_error_with_the_extra_to_install(monkeypatch):
-    monkeypatch.setitem(backends.BACKENDS, "etcd", ("no_such_module:EtcdBackend", "etcd"))
+    monkeypatch.setitem(BACKENDS, "etcd", ("no_such_module:EtcdBackend", "etcd"))
     with pytest.raises(ExtraMissing, match=r"pip install 'rpcwheel\[etcd\]'") as caught:
         open_backend("etcd://h", SETTINGS)
     assert isinstance(caught.value, ImportError)

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry import open_registry
-from rpcwheel.registry.backends import BACKENDS
-from rpcwheel.registry.url import FILE_SCHEMES, SERVICE_SCHEMES, RegistryUrl, parse_url
+from rpcwheel.registry.url import RegistryUrl, parse_url
 from rpcwheel.resolver import insecure_channel
 
 PARSED = [
@@ -108,10 +107,6 @@ def test_a_backend_with_a_path_has_it_in_its_name():
         registry.register(ServiceInstance(service="shop.Orders", host="10.0.0.1", port=1), wait=9)
     with pytest.raises(ConfigurationError, match=r"file:///run/a\.json\?service=shop\.Orders"):
         insecure_channel("file:///run/a.json")
-
-
-def test_the_path_of_each_built_in_scheme_is_the_service_or_a_file():
-    assert set(BACKENDS) == FILE_SCHEMES | SERVICE_SCHEMES
 
 
 def test_a_flag_is_yes_or_no():
