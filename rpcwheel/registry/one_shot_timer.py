@@ -49,7 +49,8 @@ class OneShotTimer:
         self._timer = checked_timer(timer)
         self._expired = expired
         self._registry, self._request = registry, request
-        self._is_stopped = False
+        self.is_stopped = False
+        """Whether the timer was stopped, as far as is known."""
         self.reset()
         reset_after_fork(self)
 
@@ -78,7 +79,7 @@ class OneShotTimer:
     def wake(self, wake_ns: int) -> None:
         """Call the function then, or earlier; `NEVER` changes nothing."""
         with self._lock:
-            if wake_ns < self._wake_ns and not self._is_stopped:
+            if wake_ns < self._wake_ns and not self.is_stopped:
                 self.clear()
                 self._add_timeout(wake_ns)
 
@@ -127,8 +128,8 @@ class OneShotTimer:
         self._stopped()
 
     def _stopped(self) -> None:
-        if not self._is_stopped:
-            self._is_stopped = True
+        if not self.is_stopped:
+            self.is_stopped = True
             error = TimerStopped(
                 "the timer was stopped, so nothing is renewed, retried or refreshed any more; "
                 "give a timer that outlives this registry, or none"

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel.durations import to_ns
-from rpcwheel.errors import ConfigurationError, RegistryUnavailable, TimerError
+from rpcwheel.errors import ConfigurationError, RegistryUnavailable
 from rpcwheel.registry.backend import RegistryBackend, View
-from rpcwheel.timer import shared_timer
-from rpcwheel.timer.manual import checked_timer, clock_of
+from rpcwheel.registry.one_shot_timer import OneShotTimer
 
 from .watch_notifier import WatchNotifier
 
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.registry.backend import Lost, Settings, Watch, Watcher
     from rpcwheel.registry.url import RegistryUrl
-    from rpcwheel.timer._base import Timeout
-    from rpcwheel.timer.api import Timer
-
 
 _Service: TypeAlias = tuple[str, str]
 """Namespace and name."""
@@ -47,7 +43,6 @@ class _Lease:
         self.keys: set[_Key] = set()
         self.ends_ns = 0
         self.over = False
-        self.timeout: Timeout | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +143,8 @@ class MemoryBackend(RegistryBackend):
             raise ConfigurationError(
                 f"{url}: memory:// takes a name at most, such as memory://orders"
             )
-        self._timer: Timer | None = checked_timer(settings.timer)
-        self._now_ns = clock_of(settings.timer)
+        self._timer = OneShotTimer(settings.timer, self._end_lease_if_due)
+        self._now_ns = self._timer.now_ns
         self._lease_ns = to_ns(settings.lease_s)
         name = url.hosts[0][0] if url.hosts else ""
         self._engine = _engine_of(name)
@@ -178,7 +173,7 @@ class MemoryBackend(RegistryBackend):
             self._check_open()
             if self._lease.over:
                 return {instance.key: "lease" for instance in instances}
-            if self._lease.timeout is not None:
+            if self._lease.ends_ns:
                 self._begin_lease()
             return {
                 instance.key: "missing" for instance in instances if not self._is_there(instance)
@@ -214,8 +209,7 @@ class MemoryBackend(RegistryBackend):
             notifier.close()
         with self._engine.changing() as changed:
             self._engine.end(self._lease, changed)
-            if self._lease.timeout is not None:
-                self._lease.timeout.cancel()
+            self._timer.clear()
 
     def _where(self, service: str) -> tuple[str, str]:
         return self.url.namespace, service
@@ -245,32 +239,19 @@ class MemoryBackend(RegistryBackend):
         """Begin or renew the lease, under the lock."""
         if self._lease.over:
             self._lease = _Lease()
-        lease = self._lease
-        before, lease.ends_ns = lease.ends_ns, self._now_ns() + self._lease_ns
-        if lease.timeout is None:
-            try:
-                self._add_timeout(lease, self._lease_ns)
-            except TimerError as error:
-                lease.ends_ns = before
-                raise RegistryUnavailable(
-                    f"{self.url}: no timeout for the lease: {error}"
-                ) from error
+        ends_ns = self._now_ns() + self._lease_ns
+        self._timer.wake(ends_ns)
+        if self._timer.is_stopped:
+            raise RegistryUnavailable(
+                f"{self.url}: no timeout for the lease: the timer was stopped"
+            )
+        self._lease.ends_ns = ends_ns
 
-    def _add_timeout(self, lease: _Lease, delay_ns: int) -> None:
-        if self._timer is None:
-            self._timer = shared_timer()
-        lease.timeout = self._timer.new_timeout(lambda _: self._end_if_due(lease), delay_ns / 1e9)
-
-    def _end_if_due(self, lease: _Lease) -> None:
+    def _end_lease_if_due(self) -> None:
         """End the lease if it was not renewed. On the timer's thread."""
         with self._engine.changing() as changed:
-            left_ns = lease.ends_ns - self._now_ns()
-            if lease.over:
-                return
-            if left_ns <= 0:
+            lease = self._lease
+            if lease.ends_ns <= self._now_ns():
                 self._engine.end(lease, changed)
-                return
-            try:
-                self._add_timeout(lease, left_ns)
-            except TimerError:  # stopped or full: it could not be ended later
-                self._engine.end(lease, changed)
+            elif not lease.over:
+                self._timer.wake(lease.ends_ns)

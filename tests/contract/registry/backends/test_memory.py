@@ -70,10 +70,20 @@ def test_each_name_and_each_namespace_is_another_registry(opened):
 
 
 def test_a_timer_that_is_stopped_makes_the_registry_unavailable(opened):
-    backend = opened(timer=(stopped := ManualTimer()))
+    stopped = ManualTimer()
+    backend, empty = opened(timer=stopped), opened("memory://empty", timer=stopped)
+    backend.publish([ONE])
     stopped.stop()
-    with pytest.raises(RegistryUnavailable, match="no timeout for the lease"):
-        backend.publish([ONE])
+    for request in (
+        lambda: empty.publish([ONE]),
+        lambda: backend.publish([TWO]),
+        lambda: backend.renew([ONE]),
+    ):
+        with pytest.raises(RegistryUnavailable, match="no timeout for the lease"):
+            request()
+    assert empty.services() == []
+    assert [*backend.lookup(SERVICE).records] == [ONE.id]
+    backend.withdraw([ONE])
     assert backend.services() == []
 
 
