@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel.durations import NEVER, to_ns
-from rpcwheel.errors import ConfigurationError, RegistryError
+from rpcwheel.errors import ConfigurationError, RegistryError, RegistryRefused
 from rpcwheel.instance import record_epoch
 from rpcwheel.registry.backend import RegistryBackend, View
 from rpcwheel.timer.manual import clock_of
@@ -85,7 +85,8 @@ class SqliteBackend(RegistryBackend):
         self._lease_ns = to_ns(settings.lease_s)
         self._now_ns = clock_of(settings.timer)
         self._file = SqliteFile(url.path, settings.timeout_s)
-        # For watches, whose reads do not wait while a request waits for the lock of a writer.
+        # For watches: their reads do not wait while a request waits for another process's lock, and
+        # no request waits while they do.
         self._watch_file = SqliteFile(url.path, settings.timeout_s)
         self._polling = PollingWatcher(
             url,
@@ -102,8 +103,8 @@ class SqliteBackend(RegistryBackend):
         self._lost: Lost = "missing"  # why there is no lease
         # Only `_polling` uses these, in one job at a time.
         self._first_end_ns: dict[str, int] = {}  # by watched service: when its first lease ends
-        # The connection, which is another one after the file was opened again, `store` and
-        # `revision` at the last check for changes.
+        # At the last check for changes: the id of the file, as a restored copy has the same `store`
+        # and perhaps the same `revision`; and these two.
         self._checked: list[Any] = []
         self._read_store: str | None = None  # `store` at the last read of a service
         reset_after_fork(self)
@@ -168,14 +169,12 @@ class SqliteBackend(RegistryBackend):
 
     def lookup(self, service: str) -> View:
         self._check_open()
-        with self._file.connection() as db:
-            return self._read_service(db, service)[0]
+        return self._read_service(self._file, service)[0]
 
     def services(self) -> Sequence[str]:
         self._check_open()
-        with self._file.connection() as db:
-            rows = db.execute(FIND_SERVICES, (self.url.namespace,)).fetchall()
-        return sorted({service for _, (service,) in self._running(rows)})
+        rows = self._find(self._file, FIND_SERVICES, self.url.namespace)
+        return sorted({service for _, (service,) in rows})
 
     def watch(self, service: str, watcher: Watcher) -> Watch:
         self._check_open()
@@ -223,11 +222,29 @@ class SqliteBackend(RegistryBackend):
 
     # Reading
 
-    def _read_service(self, db: sqlite3.Connection, service: str) -> tuple[View, int]:
+    def _read_service(self, file: SqliteFile, service: str) -> tuple[View, int]:
         """Return the records of a service, and when the first of their leases ends, in ns."""
-        rows = self._running(db.execute(FIND, (self.url.namespace, service)).fetchall())
+        rows = self._find(file, FIND, self.url.namespace, service)
         records = {str(key): _as_bytes(data) for _, (key, data) in rows}
         return View(records), min((ends_ns for ends_ns, _ in rows), default=NEVER)
+
+    def _find(self, file: SqliteFile, query: str, *parameters: str) -> list[tuple[int, list[Any]]]:
+        """Return the rows of a query whose leases run, as `_running` does.
+
+        Leases that have ended are deleted before they count as such: while the file can't be
+        written, because the disk is full or a process holds its lock, none can be renewed either.
+        """
+        with file.connection() as db:
+            rows = db.execute(query, parameters).fetchall()
+            running = self._running(rows)
+        if len(running) == len(rows):
+            return running
+        try:
+            with file.transaction() as db:
+                self._delete_ended_leases(db)
+                return self._running(db.execute(query, parameters).fetchall())
+        except RegistryRefused:  # this user may only read the file
+            return running
 
     def _running(self, rows: Iterable[tuple[Any, ...]]) -> list[tuple[int, list[Any]]]:
         """Select the rows of leases that run, as `RUNS` does, but after the read; see `FIND`.
@@ -249,10 +266,9 @@ class SqliteBackend(RegistryBackend):
 
     def _read(self, service: str, _: View | None) -> View:
         """Read a service for its watches, in full each time."""
+        view, self._first_end_ns[service] = self._read_service(self._watch_file, service)
         with self._watch_file.connection() as db:
-            view, ends_ns = self._read_service(db, service)
             store = _store(db)
-        self._first_end_ns[service] = ends_ns
         before, self._read_store = self._read_store, store
         if before not in {None, store}:
             self._polling.report_contact_lost(f"{self.url}: another file is in its place")
@@ -264,13 +280,15 @@ class SqliteBackend(RegistryBackend):
         A renewal of a lease is a write too, but changes neither `store` nor `revision`.
         """
         with self._watch_file.connection() as db:
-            before, self._checked = self._checked, [db, *db.execute(FIND_META)]
-        if before != self._checked:
-            return True
+            meta = [self._watch_file.file_id, *db.execute(FIND_META)]
+        before, self._checked = self._checked, meta
         for service in self._first_end_ns.keys() - self._polling.services:
             del self._first_end_ns[service]
         now_ns = self._now_ns()
-        return any(ends_ns <= now_ns for ends_ns in self._first_end_ns.values())
+        if before == meta and all(now_ns < ends_ns for ends_ns in self._first_end_ns.values()):
+            return False
+        self._first_end_ns.clear()  # all services are read now, and again later if that fails
+        return True
 
     def reset(self) -> None:
         """Start without a lease. Called by `reset_after_fork` in a forked child.

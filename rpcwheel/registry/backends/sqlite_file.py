@@ -80,7 +80,8 @@ class SqliteFile(SqliteConnection):
         """
         super().__init__(expanded(path, f"sqlite://{path}"))
         self._timeout_s = timeout_s
-        self._db_file_id: FileId | None = None  # of the file that `_db` has open
+        self.file_id: FileId | None = None
+        """Of the file that the connection has open."""
         self._closed = False
 
     @contextmanager
@@ -132,7 +133,7 @@ class SqliteFile(SqliteConnection):
         if self._closed:
             raise RegistryClosed(f"{self._path} was closed; open another")
         if self._db is not None:
-            if self._id_of_file() == self._db_file_id:
+            if self._id_of_file() == self.file_id:
                 return self._db
             self._close()
         if self._is_used_by_parent():
@@ -147,10 +148,10 @@ class SqliteFile(SqliteConnection):
         attempts = 0
         while True:
             attempts += 1
-            before = self._db_file_id = self._id_of_file()  # `_delete_damaged` reads it
+            before = self.file_id = self._id_of_file()  # `_delete_damaged` reads it
             self._db = db = self._connect()
-            self._db_file_id = self._id_of_file()
-            if before is not None and before == self._db_file_id:
+            self.file_id = self._id_of_file()
+            if before is not None and before == self.file_id:
                 return db
             self._close()
             if attempts > 1 and time.monotonic() > deadline_s:
@@ -239,7 +240,7 @@ class SqliteFile(SqliteConnection):
     def _delete_damaged(self) -> RegistryError:
         """Delete a damaged file, unless another process has replaced it."""
         try:
-            if self._id_of_file() == self._db_file_id:
+            if self._id_of_file() == self.file_id:
                 self._path.unlink(missing_ok=True)
         except OSError as error:
             return RegistryRefused(

@@ -74,6 +74,23 @@ def test_a_watcher_sees_the_end_of_a_lease_although_nothing_is_written(opened, t
     assert timer.now < 3600  # before anybody looks without a reason
 
 
+def test_no_lease_ends_while_the_file_cannot_be_written(opened, path, timer):
+    """Then none can be renewed either, by whatever process."""
+    backend, other = opened(timer=timer), opened(timer=timer, lease=3600.0, timeout=0.01)
+    backend.publish([ONE])
+    other.watch(SERVICE, watcher := RecordingWatcher())
+    assert watcher.sees(ONE)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        assert wait_until(lambda: timer.advance(0.05) >= 0 and len(watcher.news) > 1)
+        assert watcher.doubts("another process has locked it")
+        for ask in (lambda: other.lookup(SERVICE), other.services):
+            with pytest.raises(RegistryUnavailable):
+                ask()
+        assert frozenset() not in watcher.news
+    assert wait_until(lambda: timer.advance(0.05) >= 0 and watcher.has_seen())
+
+
 def test_a_reboot_ends_all_leases(opened, path, timer):
     """The monotonic clock begins anew: its end is then further ahead than it is long."""
     timer.advance(1000)
@@ -369,15 +386,15 @@ def test_a_file_without_write_permission_is_refused(opened):
     place = Path(tempfile.mkdtemp())  # other users cannot enter those of pytest
     place.chmod(0o755)
     path = place / "registry.db"
-    keep(first := opened(at=path), 1)
-    first.close()
+    keep(opened(at=path, lease=0.01), 1)
     path.chmod(0o644)
 
     def is_refused():
         os.setuid(65534)
+        other = opened(at=path)
         with pytest.raises(RegistryRefused, match="may not write it"):
-            keep(opened(at=path), 2)
-        return True
+            keep(other, 2)
+        return wait_until(lambda: other.services() == [])  # the lease has ended
 
     refused = holds_in_child(is_refused)
     shutil.rmtree(place)
@@ -402,3 +419,21 @@ def test_a_full_disk_damages_nothing_and_writes_work_when_there_is_room(opened, 
     ballast.unlink()
     backend.publish(big)
     assert len(backend.lookup(SERVICE).records) == 21
+
+
+def test_no_lease_ends_while_the_disk_is_full(opened, small_disk, timer):
+    path = small_disk / "registry.db"
+    backend, other = opened(at=path, timer=timer), opened(at=path, timer=timer, lease=3600.0)
+    backend.publish([ONE])
+    other.watch(SERVICE, watcher := RecordingWatcher())
+    assert watcher.sees(ONE)
+    ballast = small_disk / "ballast"
+    with pytest.raises(OSError, match="No space left"):
+        ballast.write_bytes(bytes(2**20))
+    assert wait_until(lambda: timer.advance(0.05) >= 0 and len(watcher.news) > 1)
+    assert watcher.doubts("the disk is full")
+    with pytest.raises(RegistryUnavailable, match="the disk is full"):
+        other.lookup(SERVICE)
+    assert frozenset() not in watcher.news
+    ballast.unlink()
+    assert wait_until(lambda: timer.advance(0.05) >= 0 and watcher.has_seen())
