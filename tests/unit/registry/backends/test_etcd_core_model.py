@@ -20,6 +20,7 @@ from rpcwheel.registry.backends.etcd_watch_core import (
     WatchCore,
     WatchResponse,
 )
+from rpcwheel.registry.cache import changed_ids
 
 SECOND = 1_000_000_000
 PROBE_INTERVAL, TIMEOUT, RETRY = 5 * SECOND, 3 * SECOND, 2 * SECOND
@@ -30,11 +31,6 @@ PUTS = st.tuples(
     st.sampled_from([b"1", b"2", None]),
 )
 """A prefix, the rest of the key, and the value, or None to delete it."""
-
-
-def differences(old: dict[str, bytes], new: dict[str, bytes]) -> set[str]:
-    """The ids whose records differ."""
-    return {one for one in {*old, *new} if old.get(one) != new.get(one)}
 
 
 class Etcd:
@@ -127,7 +123,7 @@ class Watching(RuleBasedStateMachine):
                     self.ending = True
                 case NotifyView(number, records, _, changed):
                     if changed is not None:
-                        assert differences(self.seen[number], records) <= changed
+                        assert changed_ids(self.seen[number], records) <= changed
                     self.seen[number] = dict(records)
                     self.contact_lost.discard(number)
                 case NotifyContactLost(number, _):

@@ -1,7 +1,6 @@
 """Watches of backends that are polled: every watcher gets the present records in the end."""
 
 import threading
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,12 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fixtures.engine_watchers import CheckedWatcher, RecordingWatcher, difference
+from fixtures.engine_watchers import CheckedWatcher, RecordingWatcher
 from fixtures.forks import holds_in_child
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.registry.backend import View
 from rpcwheel.registry.backends.polling import FIRST_RETRY_S, PollingWatcher
+from rpcwheel.registry.cache import changed_ids
 from rpcwheel.registry.url import parse_url
 from rpcwheel.timer import ManualTimer
 from rpcwheel.timer.manual import clock_of
@@ -45,8 +45,7 @@ class Engine:
             raise self.error
         if service in self.refused:
             raise RegistryRefused("no rights")
-        view = View(records)
-        return view if known is None else replace(view, changed=difference(known, view))
+        return View(records, changed=None if known is None else changed_ids(known.records, records))
 
     def has_changed(self) -> bool:
         """Whether records have changed since the last time."""
