@@ -219,6 +219,7 @@ class PollingWatcher:
         with self._lock:
             if isinstance(error, RegistryUnavailable):  # reads of other services would fail too
                 self._pending.clear()
+                self._views.clear()  # all are read in full, whatever asks for it first
                 self._failed.update(self._watches)
             elif service in self._watches:
                 self._failed.add(service)

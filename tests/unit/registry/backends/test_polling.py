@@ -179,6 +179,18 @@ def test_the_delay_after_a_failed_read_grows_up_to_its_limit(polling, engine, ti
         timer.advance((delay_ns + TICK_NS) / 1e9)
 
 
+def test_after_a_failed_read_all_services_are_read_in_full(polling, engine, watch):
+    watch("a", "1")
+    watch("b")
+    engine.error = RegistryUnavailable("gone")
+    polling.report_contact_lost("gone")
+    assert wait_until_quiet(polling)
+    engine.error, engine.reads = None, []
+    polling.request_read()  # before the retry, as when the connection is back
+    assert wait_until_quiet(polling)
+    assert engine.reads == [("a", None), ("b", None)]
+
+
 def test_a_refusal_of_one_service_does_not_affect_others(
     polling, engine, timer, watch, new_watcher
 ):
