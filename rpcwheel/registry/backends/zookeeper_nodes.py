@@ -308,7 +308,10 @@ class NodeReads:
         new = [path for path in paths if path not in self._unchanged]
         known = {path: self._unchanged.get(path) for path in paths}
         read = known | self._request(new, request, protected)
-        self.nodes |= read
+        # Without a watch on a protected node, it has to be read for each view.
+        self.nodes |= {
+            path: node for path, node in read.items() if node is None or node is not protected
+        }
         return read
 
     def _request(

@@ -66,6 +66,24 @@ def test_nodes_of_others_are_returned_unchanged_beside_ours(zookeeper, opened, n
     assert backend.lookup(A.service).records == {A.id: A.encoded(), **foreign}
 
 
+def test_a_watch_reads_a_protected_node_that_was_replaced_in_one_transaction(
+    zookeeper, opened, namespace
+):
+    backend, watcher = opened(zookeeper.url(namespace=namespace)), RecordingWatcher()
+    path = f"/{namespace}/v1/shop.Orders/node"
+    with zookeeper.operator() as operator:
+        hidden = [make_digest_acl("somebody", "else", all=True)]
+        operator.ensure_path(path.rpartition("/")[0])
+        operator.create(path, b"hidden", acl=hidden)
+        backend.watch(A.service, watcher)
+        assert watcher.sees("node")
+        replacement = operator.transaction()
+        replacement.delete(path)
+        replacement.create(path, A.encoded())
+        assert replacement.commit() == [True, path]
+    assert wait_until(lambda: watcher.views[-1].records == {"node": A.encoded()})
+
+
 def test_a_node_of_another_with_our_name_is_replaced(zookeeper, opened, namespace):
     backend = opened(zookeeper.url(namespace=namespace))
     with zookeeper.operator() as operator:
