@@ -16,6 +16,7 @@ import gc
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -55,7 +56,10 @@ def noop(*_: object) -> None:
 
 def sync_calls(limit: Any, executor: ThreadPoolExecutor) -> Callable[[int], object]:
     """Returns a function that makes calls as gRPC does, one after the other."""
-    state = SimpleNamespace(client="open")
+    # The callbacks of calls that wait: the thread may not have ended the call before.
+    state = SimpleNamespace(
+        client="open", condition=threading.Condition(), callbacks=deque(maxlen=1)
+    )
 
     def call() -> Future[None]:
         context = contextvars.Context()
