@@ -208,7 +208,7 @@ class _Thread(threading.Thread):
     `Thread.start` waits until the thread runs. While 12 threads computed, `submit` blocked the
     timer's thread for 26 ms (median) to 0.9 s; without the wait for 0.1 ms. Otherwise `start` is
     unchanged: it raises if no thread can be started, and the thread is in `threading.enumerate`
-    afterwards (CPython 3.11 to 3.13). If a later version waits in another way,
+    afterwards (CPython 3.11 to 3.14). If a later version waits in another way,
     `test_submit_does_not_wait_for_the_new_thread` fails.
 
     It runs in an empty context. With `-X thread_inherit_context=1` (CPython 3.14; the default of

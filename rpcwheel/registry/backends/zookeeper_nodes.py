@@ -306,8 +306,8 @@ class NodeReads:
         self, paths: Collection[str], request: Callable[..., Any], protected: object = None
     ) -> dict[str, Any]:
         new = [path for path in paths if path not in self._unchanged]
-        known = {path: self._unchanged.get(path) for path in paths}
-        read = known | self._request(new, request, protected)
+        read = {path: self._unchanged.get(path) for path in paths}
+        read |= self._request(new, request, protected)
         # Without a watch on a protected node, it has to be read for each view.
         self.nodes |= {
             path: node for path, node in read.items() if node is None or node is not protected
