@@ -74,7 +74,36 @@ if TYPE_CHECKING:
     from rpcwheel.resolver import insecure_channel, secure_channel
     from rpcwheel.timer import AsyncWheelTimer, WheelTimer, shared_timer
 
-    from . import aio
+    from . import (
+        admission,
+        aio,
+        backoff,
+        balancer,
+        call,
+        durations,
+        errors,
+        events,
+        failback,
+        heartbeat,
+        idle,
+        instance,
+        interceptors,
+        kit,
+        limit,
+        methods,
+        metrics,
+        options,
+        pending,
+        policy,
+        publisher,
+        registry,
+        resolver,
+        rpc,
+        telemetry,
+        testing,
+        timer,
+        transport,
+    )
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,

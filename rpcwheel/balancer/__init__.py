@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from . import aio
     from .broadcast import BroadcastChannel
     from .broadcast_base import BroadcastFailed
     from .channel import BalancedChannel, Subchannel

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rpcwheel.call.failback_policy import FailbackPolicy, FailedCall
     from rpcwheel.call.idempotency import idempotency_key
 
+    from . import aio, sync
     from .decorator import with_failback
     from .held_calls import FailbackStats
     from .queued_call import QueueEntry

@@ -35,6 +35,7 @@ from rpcwheel._lazy import lazy_names
 if TYPE_CHECKING:
     from rpcwheel.transport.probe import HealthProbe, MethodProbe, Probe, ProbeResult
 
+    from . import aio, sync
     from .policy import HeartbeatPolicy
     from .rules import HeartbeatState
     from .sync import Heartbeat, HeartbeatManager

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from . import aio, sync
     from .policy import IdlePolicy
     from .sync import ConnectionTable, IdleConnectionDetector
     from .table import Connection, ConnectionState, TlsIdentity

@@ -59,6 +59,7 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from . import aio, sync
     from .sync import FailbackQueues, client_interceptors, intercept_channel, server_interceptors
 else:
     __getattr__, __dir__ = lazy_names(

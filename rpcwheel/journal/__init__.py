@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from . import backend
     from .backend import CallState, Depth, Filter, JournalBackend, NewCall, StoredCall
     from .opening import open_journal_backend
     from .url import JournalUrl

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from . import aio, sync
     from .config import settings_schema
     from .policy import KitPolicy
     from .sync import Kit

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from . import aio, sync
     from .sync import CallFuture, PendingCalls
     from .table import PendingStats
 else:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from rpcwheel.instance import ServiceInstance, Snapshot
 
+    from . import aio, backend, backends, sync
     from .backend import RegistryBackend
     from .policy import RegistryPolicy
     from .sync import Registration, Registry, Subscription, open_registry

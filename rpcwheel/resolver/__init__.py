@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from . import aio, sync
     from .sync import insecure_channel, secure_channel
 else:
     __getattr__, __dir__ = lazy_names(

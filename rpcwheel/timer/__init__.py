@@ -40,6 +40,7 @@ from rpcwheel._lazy import lazy_names
 if TYPE_CHECKING:
     from rpcwheel.errors import TimerStopped, TooManyTimeouts
 
+    from . import aio, api, manual, periodic, queue, sync
     from .aio import AsyncWheelTimer
     from .api import Lateness, TimerStats, TimerTask
     from .manual import ManualTimer

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from rpcwheel._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from . import aio, sync
     from .sync import ReconnectingChannel
 else:
     __getattr__, __dir__ = lazy_names(

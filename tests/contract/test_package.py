@@ -3,6 +3,7 @@
 The layers are in pyproject.toml; `make layers` checks them.
 """
 
+import ast
 import functools
 import graphlib
 import importlib
@@ -244,6 +245,25 @@ assert {{*rpcwheel.__all__}} <= {{*globals()}}
 def test_on_first_use(code: str) -> None:
     run = python("-c", code.format(names=[*packages(), "aio", "events"]))
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_type_checkers_see_the_modules_that_are_loaded_on_first_use() -> None:
+    """`import rpcwheel` is enough for `rpcwheel.registry.aio`; Pyright believes only imports."""
+    for path in Path(rpcwheel.__file__).parent.glob("**/__init__.py"):
+        tree = ast.parse(path.read_text())
+        listed = {
+            name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.keyword) and node.arg == "submodules"
+            for name in ast.literal_eval(node.value).split()
+        }
+        imported = {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.level, node.module) == (1, None)
+            for alias in node.names
+        }
+        assert listed <= imported, path
 
 
 def test_a_name_that_does_not_exist_raises_attribute_error_with_its_place() -> None:
