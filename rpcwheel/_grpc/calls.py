@@ -56,7 +56,7 @@ INVALID_REQUEST_CODES: Final = frozenset({"INTERNAL", "UNKNOWN", "RESOURCE_EXHAU
 DROPPED_STREAMS: Final = "dropped streams"
 """The key of `EXECUTOR` for their ends."""
 
-_METADATA_KEY: Final = re.compile(r"[0-9a-z_.-]+")
+METADATA_KEY: Final = re.compile(r"[0-9a-z_.-]+")
 _METADATA_VALUE: Final = re.compile(rb"[\x20-\x7e]*")
 
 # --- The methods of channels ---
@@ -183,7 +183,7 @@ def checked_metadata(pairs: Iterable[tuple[Any, Any]]) -> Metadata:
     except (TypeError, ValueError):
         raise ConfigurationError("metadata must be pairs of a key and a value") from None
     for key, value in checked:
-        if not isinstance(key, str) or not _METADATA_KEY.fullmatch(key):
+        if not isinstance(key, str) or not METADATA_KEY.fullmatch(key):
             raise ConfigurationError(
                 "a key of metadata must consist of lower-case letters, digits, '_', '-' and '.', "
                 f"not {short_repr(key)}"

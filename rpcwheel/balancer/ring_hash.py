@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from grpc import ChannelConnectivity
 
+from rpcwheel._grpc.calls import METADATA_KEY
 from rpcwheel.errors import ConfigurationError, safe_repr
 
 from .pickers import Pick, Picker, SubchannelT
@@ -121,11 +122,11 @@ class RingHash(Picker):
 
 
 def _key_in_header(name: str) -> Key:
-    if not name or name != name.strip() or not name.isascii():
+    wanted = name.lower()
+    if not METADATA_KEY.fullmatch(wanted):
         raise ConfigurationError(
             f"key must be the name of a metadata header, such as 'x-user-id', not {name!r}"
         )
-    wanted = name.lower()
 
     def key(_: str, __: Any, metadata: Any) -> str | bytes | None:
         for pair in metadata or ():
