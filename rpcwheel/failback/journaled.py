@@ -706,8 +706,7 @@ class JournalStore(Store):
         self._end_flushes(flushed=False)
         self._ending.detach()
         if not (at_exit and self.journal.outage.is_failing):  # each request might take seconds
-            self.journal.release(self.lease.worker)
-            self.journal.close()
+            self.journal.close(self.lease.worker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -750,9 +749,4 @@ def _put_back(stored: StoredCall, attempts: int) -> Postponed:
 
 def _abandon(journal: Journal, lease: Lease) -> None:
     """Give the calls of a queue back that was dropped without `close`. Runs in a finalizer."""
-
-    def release() -> None:
-        journal.release(lease.worker)
-        journal.close()
-
-    EXECUTOR.submit((journal, "release"), release)
+    EXECUTOR.submit((journal, "release"), partial(journal.close, lease.worker))

@@ -450,22 +450,29 @@ class Journal:
 
     # --- The end ---
 
-    def close(self) -> None:
+    def close(self, worker: str = "") -> None:
         """End one use of the journal; the last one stores the results and closes the connection.
 
         Blocks for `url.timeout_s` at most. Results that the engine does not accept now are lost:
         their calls are attempted again.
+
+        Args:
+            worker: It is released first, in the same time.
         """
         with _OPEN.lock:
             self.users -= 1
-            if self.users > 0:
-                return
-            if _OPEN.journals.get(self._key) is self:
+            is_last = self.users <= 0
+            if is_last and _OPEN.journals.get(self._key) is self:
                 del _OPEN.journals[self._key]
-        components.remove("journal", self)
-        self._finish(self._close)
+        if is_last or worker:
+            self._finish(partial(self._close, worker, is_last=is_last))
 
-    def _close(self) -> None:
+    def _close(self, worker: str, *, is_last: bool) -> None:
+        if worker:
+            self._release(worker)
+        if not is_last:
+            return
+        components.remove("journal", self)
         self._write_results()
         self.outage.is_over = True
         self.backend.close()

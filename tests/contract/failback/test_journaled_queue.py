@@ -4,7 +4,7 @@ import gc
 import threading
 import time
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from tenacity import wait_fixed
@@ -387,6 +387,23 @@ def test_close_with_a_journal_that_fails_does_not_raise(shop, client, policy, ur
     script["report"] = script["release"] = JournalUnavailable("locked")
     assert client.queues.close() == []
     assert len(stored(url, CallState.TAKEN)) == 1  # until the lease ends
+
+
+def test_close_waits_for_the_journal_once(begin, push, shop, monkeypatch):
+    """Each wait may take the `timeout` of the URL: 5 s."""
+    waits = []
+
+    class WaitedFor(Future):
+        def result(self, timeout=None):
+            waits.append(timeout)
+            return super().result(timeout)
+
+    shop.then("UNAVAILABLE")
+    queues = begin()
+    push(begin.channel)
+    monkeypatch.setattr("rpcwheel.journal.journal.Future", WaitedFor)
+    queues.close()
+    assert len(waits) == 1
 
 
 def test_an_invoker_that_cannot_be_made_leaves_no_journal_open(world, policy):
