@@ -6,9 +6,9 @@ in the namespace, both each third of a lease. Changes are also published as mess
 watchers see them at once; a lost message delays a change until the next check.
 
 `rediss://`, or `?tls=true`, is over TLS, with `ca`, `cert` and `key` as files; `?db=2` is another
-database. A user needs the keys and channels `{namespace}:*` (with the braces), EVAL and CLIENT.
-Needs Redis 5 or newer, one server or an address that always leads to the present primary. Redis
-Cluster is not supported. The server need not keep data on disk: what it loses is published again.
+database. docs/registries.md lists the rights of a user. Needs Redis 5 or newer, one server or an
+address that always leads to the present primary. Redis Cluster is not supported. The server need
+not keep data on disk: what it loses is published again.
 
 A server at `maxmemory` goes on renewing, updating and removing what is listed, and refuses new
 instances (`RegistryUnavailable`) until it has memory again.

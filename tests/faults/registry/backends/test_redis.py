@@ -2,8 +2,10 @@
 
 import json
 import random
+import re
 import socket
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -257,19 +259,31 @@ def guarded():
     """A server that requires credentials."""
     with RedisEngine("--requirepass", "sesame") as engine:
         engine.login = {"password": "sesame"}
-        rights = ["~{rpcwheel}:*", "&{rpcwheel}:*", "+@all", "-@admin", "-@dangerous"]
-        engine.ask("ACL", "SETUSER", "ann", "on", ">open up", *rights)
+        page = Path(__file__).parents[4].joinpath("docs/registries.md").read_text("utf-8")
+        rights = re.search(r"`(~\{rpcwheel\}:\* [^`]+)`", page)[1].split()
+        engine.ask("ACL", "SETUSER", "ann", "on", ">open up", *rights, "+select")
         engine.ask("ACL", "SETUSER", "bob", "on", ">bob", "~other:*", "+@all")
         yield engine
 
 
-def test_a_password_or_a_user_with_rights_is_accepted(guarded, opened):
-    watcher = RecordingWatcher()
-    opened(guarded.url(user=":sesame")).watch(A.service, watcher)
-    backend = opened(guarded.url(user="ann:open up"))
+def test_a_password_or_a_user_with_the_documented_rights_can_do_everything(guarded, opened):
+    def has_pinged():
+        return b"cmd=ping" in guarded.ask("CLIENT", "LIST")
+
+    watcher, other = RecordingWatcher(), RecordingWatcher()
+    opened(guarded.url(user=":sesame", db="2")).watch(A.service, other)
+    opened(guarded.url(user="ann:open up", db="2"), lease=0.5).watch(A.service, watcher)
+    wait_until(has_pinged)
+    backend = opened(guarded.url(user="ann:open up", db="2"))
     backend.publish([A])
     assert backend.services() == [A.service]
+    assert backend.lookup(A.service).records
+    assert not backend.renew([A])
     assert watcher.sees(A)
+    assert other.sees(A)
+    backend.withdraw([A])
+    assert watcher.sees()
+    assert other.sees()
     assert not watcher.after_doubt
 
 
