@@ -80,8 +80,8 @@ class FailedCall:
 class FailbackPolicy(Policy):
     """Settings for retries in the background: of which calls, when, and what the callers get.
 
-    The defaults are those of Dubbo's `FailbackClusterInvoker`: three retries, five seconds apart,
-    at most a hundred queued calls.
+    The defaults are those of Dubbo's `FailbackClusterInvoker`: three retries, five seconds apart
+    (here half of the wait is random), at most a hundred queued calls.
     """
 
     retry_on: Annotated[Any, WithJsonSchema(CODES_SCHEMA)] = Field(

@@ -338,7 +338,7 @@ class FailbackDropped(_FailbackEvent):
 
 @dataclass(frozen=True, slots=True)
 class FailbackRejected(_FailbackEvent):
-    """A call failed and was not queued; its caller got `FailbackFull` or `FailbackClosed`.
+    """A call failed and was not queued; its caller got a `FailbackError`, such as `FailbackFull`.
 
     `reason` says why, and what to do.
     """
@@ -350,7 +350,8 @@ class FailbackRejected(_FailbackEvent):
     )
     metric = Count(
         "failback_rejected",
-        "Calls that failed and were not queued, whose caller got FailbackFull or FailbackClosed.",
+        "Calls that failed and were not queued, whose caller got FailbackFull or another "
+        "FailbackError.",
     )
     name: str
     function: str
@@ -451,7 +452,10 @@ class JournalRecovered(_FailbackEvent):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFailed(_FailbackEvent):
-    """The user's `dead_letter` callback raised an exception. The call it was given is lost."""
+    """The user's `dead_letter` callback raised an exception.
+
+    Without a journal, the call that it was given is lost.
+    """
 
     log_line = LogLine(ERROR, "%(call)s: dead_letter raised %(error)s", traceback=True)
     metric = Count(
