@@ -60,6 +60,13 @@ def learn_s():
     return parse_url(url).seconds("interval", default=30.0) * JITTER + DNS_CACHE_S
 
 
+def test_the_documents_say_how_long_a_graceful_stop_takes():
+    formula = r"(?i)lame_duck \+ (?:shop_)?grace \+ (\d+)"
+    for name in ("deploy/README.md", "docs/registries.md", "deploy/kubernetes/shop.yaml", UNIT):
+        text = (DEPLOY.parent / name).read_text("utf-8")
+        assert re.findall(formula, text) == [f"{STOP_S:g}"], name
+
+
 def test_kubernetes_allows_a_graceful_stop_its_time():
     stop_s = float(ENVIRONMENT["SHOP_LAME_DUCK"]) + float(ENVIRONMENT["SHOP_GRACE"]) + STOP_S
     assert POD["terminationGracePeriodSeconds"] > stop_s
