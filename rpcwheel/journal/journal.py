@@ -333,7 +333,7 @@ class Journal:
 
         Blocks for `url.timeout_s` at most. If the engine is not available, the lease expires.
         """
-        self._finish(partial(self._release, worker))
+        self._wait(self._begin(partial(self._release, worker)))
 
     def _release(self, worker: str) -> None:
         failure = self._write_results()
@@ -344,8 +344,8 @@ class Journal:
                 self.outage.failed(error)
         self.remove_worker(worker)
 
-    def _finish(self, job: Callable[[], object]) -> None:
-        """Run a job that has the lock, and wait for its end, for `url.timeout_s` at most."""
+    def _begin(self, job: Callable[[], object]) -> Future[None]:
+        """Run a job that has the lock, after those that were begun before; for `_wait`."""
         done: Future[None] = Future()
 
         def run() -> None:
@@ -355,14 +355,18 @@ class Journal:
             finally:
                 done.set_result(None)
 
-        if self._lock.is_owned():  # in a signal handler or finalizer: after its request
+        if self._lock.is_owned() or _can_start_threads():
             self._worker.submit(run)
-        elif not _can_start_threads():
-            run()
         else:
-            self._worker.submit(run)
-            with suppress(TimeoutError):
-                done.result(max(0.0, self.url.timeout_s - self._lock.held_s()))
+            run()
+        return done
+
+    def _wait(self, done: Future[None]) -> None:
+        """Wait for the end of a job, for `url.timeout_s` at most."""
+        if self._lock.is_owned():  # in a signal handler or finalizer: it runs after its request
+            return
+        with suppress(TimeoutError):
+            done.result(max(0.0, self.url.timeout_s - self._lock.held_s()))
 
     @property
     def unstored_results(self) -> int:
@@ -459,20 +463,20 @@ class Journal:
         Args:
             worker: It is released first, in the same time.
         """
+        # Before the use ends: the last one closes the connection.
+        done = self._begin(partial(self._release, worker)) if worker else None
         with _OPEN.lock:
             self.users -= 1
             is_last = self.users <= 0
             if is_last and _OPEN.journals.get(self._key) is self:
                 del _OPEN.journals[self._key]
-        if is_last or worker:
-            self._finish(partial(self._close, worker, is_last=is_last))
+        if is_last:
+            components.remove("journal", self)
+            done = self._begin(self._close)
+        if done is not None:
+            self._wait(done)
 
-    def _close(self, worker: str, *, is_last: bool) -> None:
-        if worker:
-            self._release(worker)
-        if not is_last:
-            return
-        components.remove("journal", self)
+    def _close(self) -> None:
         self._write_results()
         self.outage.is_over = True
         self.backend.close()

@@ -4,7 +4,7 @@ import gc
 import threading
 import time
 import tracemalloc
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tenacity import wait_fixed
@@ -389,21 +389,20 @@ def test_close_with_a_journal_that_fails_does_not_raise(shop, client, policy, ur
     assert len(stored(url, CallState.TAKEN)) == 1  # until the lease ends
 
 
-def test_close_waits_for_the_journal_once(begin, push, shop, monkeypatch):
-    """Each wait may take the `timeout` of the URL: 5 s."""
-    waits = []
-
-    class WaitedFor(Future):
-        def result(self, timeout=None):
-            waits.append(timeout)
-            return super().result(timeout)
-
-    shop.then("UNAVAILABLE")
-    queues = begin()
-    push(begin.channel)
-    monkeypatch.setattr("rpcwheel.journal.journal.Future", WaitedFor)
+def test_close_gives_the_calls_back_and_closes_the_journal_in_one_wait(
+    shop, begin, url, script, manual_time
+):
+    """The wait may take the `timeout` of the URL."""
+    store(url, target=shop.target, delay_s=1.9)
+    queues = begin(journal=f"{url}?timeout=60")
+    manual_time(1, queues)
+    assert stored(url, CallState.TAKEN)
+    closed = []
+    script["release"] = lambda: closed.append(
+        wait_until(lambda: not components.of_kind("journal"))  # whose close has begun
+    )
     queues.close()
-    assert len(waits) == 1
+    assert closed == [True]
 
 
 def test_an_invoker_that_cannot_be_made_leaves_no_journal_open(world, policy):

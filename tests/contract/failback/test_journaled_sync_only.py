@@ -129,7 +129,8 @@ def test_queues_that_are_dropped_without_close_attempt_what_they_have_and_close_
     kept.clear()
     timer.advance(1)
     wait_until(lambda: not components.of_kind("journal") or gc.collect() < 0)
-    assert [(call.state, call.attempts) for call in stored(url)] == [(CallState.READY, 2)]
+    wait_until(lambda: [call.state for call in stored(url)] == [CallState.READY])
+    assert [call.attempts for call in stored(url)] == [2]
     channel.close()
 
 

@@ -405,6 +405,23 @@ def test_close_stores_the_results(url, script):
     assert stored(url) == []
 
 
+def test_close_releases_its_worker_though_others_use_the_journal(journal, url):
+    store(url)
+    taken(journal)
+    open_journal(url).close("w")
+    assert [call.state for call in stored(url)] == [CallState.READY]
+
+
+def test_close_closes_the_connection_though_the_release_has_an_error(url, script):
+    journal = open_journal(url)
+    store(url)
+    taken(journal)
+    script["release"] = ValueError()
+    journal.close("w")
+    with pytest.raises(JournalUnavailable, match="was closed"):
+        taken(journal)
+
+
 def test_a_wrong_url_leaves_nothing_open():
     before = components.of_kind("journal")
     with pytest.raises(ConfigurationError):
