@@ -3,24 +3,26 @@
 import gc
 import os
 import textwrap
+from contextlib import closing
 
 import grpc
 import pytest
 
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.journaled_clients import LATER
-from fixtures.journals import store, stored, wait_until_quiet
+from fixtures.journals import ScriptedJournal, open_backend, store, stored, wait_until_quiet
 from fixtures.programs import run_program
 from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import only_sync
 from rpcwheel import Kit
 from rpcwheel.call import CallPolicy
+from rpcwheel.errors import JournalUnavailable
 from rpcwheel.events import FailbackGaveUp
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.failback.stored import StoredFunction, decode
 from rpcwheel.interceptors import FailbackQueues, intercept_channel
-from rpcwheel.journal.backend import CallState
+from rpcwheel.journal.backend import CallState, Route
 from rpcwheel.telemetry import components
 
 
@@ -131,6 +133,26 @@ def test_queues_that_are_dropped_without_close_attempt_what_they_have_and_close_
     wait_until(lambda: not components.of_kind("journal") or gc.collect() < 0)
     wait_until(lambda: [call.state for call in stored(url)] == [CallState.READY])
     assert [call.attempts for call in stored(url)] == [2]
+    channel.close()
+
+
+def test_queues_that_are_dropped_without_close_give_back_what_they_may_have_taken(
+    shop, policy, url, timer, manual_time, script
+):
+    def lose_the_answer():
+        worker = ScriptedJournal.requests[-1][1]
+        with closing(open_backend(url)) as backend:
+            backend.take(worker, 60.0, [Route("*", shop.target, 1)], 0.0)
+        raise JournalUnavailable("the connection was lost")
+
+    store(url, target=shop.target)
+    script["take"] = lose_the_answer
+    kept = [FailbackQueues(timer)]
+    channel = grpc.insecure_channel(shop.target)
+    kept.append(intercept_channel(channel, CallPolicy(failback=policy()), queues=kept[0]))
+    wait_until(lambda: stored(url, CallState.TAKEN))
+    kept.clear()
+    wait_until(lambda: stored(url, CallState.READY) or gc.collect() < 0)
     channel.close()
 
 
