@@ -12,13 +12,12 @@ import rpcwheel.balancer.policy  # noqa: F401 - it has policies
 from rpcwheel import DeadlinePolicy, events
 from rpcwheel.backoff import JitteredWait
 from rpcwheel.call import CallPolicy
-from rpcwheel.cli import journal_work
 from rpcwheel.events import rate_limit
-from rpcwheel.failback import journaled, worker
+from rpcwheel.failback import worker
 from rpcwheel.journal import sqlite, url
 from rpcwheel.kit import KitPolicy
 from rpcwheel.kit.config import policy_from_env
-from rpcwheel.limit import adaptive, limiter
+from rpcwheel.limit import adaptive
 from rpcwheel.metrics import table
 from rpcwheel.policy import Policy
 from rpcwheel.status import server
@@ -134,15 +133,10 @@ def test_the_readme_links_each_page():
         ("observability.md", f"has at most {table.MAX_SERIES:,} combinations of labels"),
         ("observability.md", f"At most {server.MAX_CONNECTIONS} requests are served at a time"),
         ("observability.md", f"a client has {server.TIMEOUT_S:g} seconds to send its request"),
-        ("observability.md", f"of at most {server.MAX_HEAD_BYTES >> 10} KiB with its headers"),
-        ("guides/overload.md", f"less than {limiter.QUICK_NS // 10**6} ms in the mean"),
-        ("guides/overload.md", f"each counts as {limiter.MAX_TOOK_NS / 1e9:g} s at most"),
         ("guides/overload.md", f"the adaptive limit is {adaptive.INITIAL_LIMIT} at first"),
         ("guides/journals.md", f"within the lease of {url.DEFAULT_LEASE_S:g} s"),
         ("guides/journals.md", f"for at most {url.DEFAULT_TIMEOUT_S:g} s until its call is stored"),
         ("guides/journals.md", f"after {sqlite.BUSY_SHARE * url.DEFAULT_TIMEOUT_S:g} s `Journal"),
-        ("guides/journals.md", f"offered again every {journaled.UNCOVERED_DELAY_S:g} s"),
-        ("guides/journals.md", f"Every {journal_work.PROGRESS_INTERVAL_S:g} s it prints"),
         ("guides/journals.md", f"if the journal fails for {worker.ONCE_FAILURE_S:g} s"),
     ],
 )
