@@ -175,10 +175,11 @@ class PublisherBase(Generic[R]):
                 None: 1 s, or 10 s if a registry is Dubbo's.
             grace: Seconds for which running calls may go on after the stop.
             signals: Whether SIGTERM and SIGINT stop the server in order, and a second one at once.
-                On the main thread only. Handlers that were set before are not called meanwhile, and
-                are restored afterwards. (Handlers that were added to an event loop would be called:
-                asyncio's are refused, uvloop's can't be detected.) Wait for the end with the
-                server's `wait_for_termination()`.
+                No effect if the server is started on a thread other than the main thread. Handlers
+                that were set before are not called meanwhile, and are restored afterwards.
+                (Handlers that were added to an event loop would be called: asyncio's are refused,
+                uvloop's can't be detected.) Wait for the end with the server's
+                `wait_for_termination()`.
             registry_policy: For registries that are given by URL; None: the defaults.
             timer: Any rpcwheel timer; None takes `shared_timer()`.
             on_serving: Called with this publisher once it is published; returns a function that is
