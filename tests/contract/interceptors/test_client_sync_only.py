@@ -112,7 +112,10 @@ def test_a_sink_that_blocks_does_not_block_the_timer(shop, shop_channel, timer):
         call.cancel()
 
 
-def test_an_interrupt_during_the_wait_for_a_retry_leaves_no_timeout(shop, open_channel, timer):
+def test_an_interrupt_during_the_wait_for_a_retry_leaves_no_timeout(
+    shop, open_channel, timer, set_limit
+):
+    set_limit("call.sync_call.TIMER_CHECK_INTERVAL_S", 0.05)
     shop.then("UNAVAILABLE")
     channel = open_channel(timeout=DeadlinePolicy(slow_call_threshold=9.0))
 

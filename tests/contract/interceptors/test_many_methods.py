@@ -12,8 +12,8 @@ from rpcwheel import RetryPolicy
 from rpcwheel.call import CallPolicy, DeadlinePolicy
 
 MAX_METHODS = 100
-NAMES = [f"/test.Invented/Method{number}" for number in range(1_500)]
-MAX_OBJECTS = 1_000
+NAMES = [f"/test.Invented/Method{number}" for number in range(600)]
+MAX_OBJECTS = 400
 """How many objects of one type may be gained; fewer than one for each name."""
 
 POLICY = CallPolicy(

@@ -116,7 +116,7 @@ def test_methods_with_equal_budget_settings_share_a_budget(make):
 def test_a_client_keeps_the_budgets_of_its_policy_and_a_limited_number_of_others(make):
     state, config = make(retry=RETRY)
     before = state.budget_of(config)
-    for share in range(5 * MAX_OPTION_BUDGETS):
+    for share in range(2 * MAX_OPTION_BUDGETS):
         retry = RetryPolicy(retry_on="UNAVAILABLE", retry_budget=share / 10_000)
         with call_options(retry=retry):
             budget = state.budget_of(state.current_config(M))

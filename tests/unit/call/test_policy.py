@@ -77,6 +77,11 @@ def test_none_switches_off_a_policy_of_all_methods():
     assert policy.policy_for("/x/y").failback is FAILBACK
 
 
+def test_none_switches_off_no_other_policy():
+    policy = CallPolicy(hedging=0.1, methods={"/a/*": MethodPolicy(retry=None, failback=None)})
+    assert policy.policy_for("/a/b").hedging == policy.hedging
+
+
 def test_another_timeout_for_a_method_changes_nothing_else_of_its_deadline():
     general = DeadlinePolicy(
         timeout=10.0, slow_call_threshold=5.0, message_timeout=1.0, propagate_deadline=False
@@ -110,10 +115,15 @@ def test_failback_switches_off_the_retry_of_a_more_general_policy():
 
 
 RETRIED, HEDGED = MethodPolicy(retry=SAFE), MethodPolicy(hedging=0.1)
+ANSWERED = MethodPolicy(default_response=DEFAULT_RESPONSE)
+QUEUED = MethodPolicy(failback=FAILBACK)
 
 
-@pytest.mark.parametrize(("other", "own"), [(RETRIED, HEDGED), (HEDGED, RETRIED)])
-def test_retries_and_hedging_of_a_method_replace_each_other(other, own):
+@pytest.mark.parametrize(
+    ("other", "own"),
+    [(RETRIED, HEDGED), (HEDGED, RETRIED), (ANSWERED, QUEUED), (QUEUED, ANSWERED)],
+)
+def test_policies_of_a_method_that_exclude_each_other_replace_each_other(other, own):
     assert CallPolicy(methods={"*": other, "/a/*": own}).policy_for("/a/b") == own
 
 
@@ -140,29 +150,6 @@ def test_each_setting_comes_from_the_most_specific_policy_that_sets_it(general, 
     for name in naming:
         expected |= methods[name]
     assert policy.policy_for(method) == MethodPolicy(**expected)
-
-
-answers = st.fixed_dictionaries(
-    {},
-    optional={
-        "default_response": st.sampled_from([None, DEFAULT_RESPONSE]),
-        "failback": st.sampled_from([None, FAILBACK]),
-        "timeout": st.builds(
-            DeadlinePolicy,
-            timeout=st.sampled_from([None, 3.0, 9.0]),
-            slow_call_threshold=st.sampled_from([None, 1.0, 2.0]),
-        ),
-    },
-).filter(lambda given: not (given.get("default_response") and given.get("failback")))
-
-
-@given(answers, answers, answers)
-def test_policies_that_meet_at_a_method_never_contradict_each_other(general, one, other):
-    found = MethodPolicy(**one).over(MethodPolicy(**other).over(MethodPolicy(**general)))
-    assert not (found.default_response and found.failback)
-    for name in ("default_response", "failback", "timeout"):
-        if one.get(name) is not None:
-            assert getattr(found, name) is not None
 
 
 def test_limits_within_the_timeout_are_accepted():

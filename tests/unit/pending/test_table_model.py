@@ -1,6 +1,7 @@
 """Random operations in both worlds, compared with a model of one dictionary."""
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -207,3 +208,4 @@ Pending.world_of = SyncWorld
 
 TestPending = Pending.TestCase
 TestPendingOnALoop = PendingOnALoop.TestCase
+TestPendingOnALoop.settings = settings(max_examples=30)  # only the futures are others
