@@ -89,10 +89,3 @@ def test_an_attempt_waits_for_a_server_that_is_connecting_only_for_a_while(
         shops[0].then(Hang())
         assert blocking(world, hedged) == b"x"
     assert len(shops[0].calls) == 2
-
-
-def test_calls_that_are_not_hedged_go_where_the_picker_says(world, shops, open_hedged):
-    channel, _ = open_hedged(*shops, lb_policy="ring_hash:user")
-    for _ in range(3):
-        assert blocking(world, channel) == b"x"
-    assert sorted(counts(shops)) == [0, 0, 3]

