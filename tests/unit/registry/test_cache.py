@@ -3,7 +3,7 @@
 import pytest
 
 from fixtures.cache_worlds import REGISTRY, SERVICE, UNREADABLE, CacheDriver, instance, records
-from rpcwheel.events.events import InstancesChanged, InstancesRetained, RecordSkipped
+from rpcwheel.events.events import InstancesChanged, RecordSkipped
 
 
 @pytest.fixture
@@ -48,21 +48,6 @@ def test_time_in_which_the_process_stood_still_counts_as_one_stale_timeout(drive
     driver.update("ab").lose_contact().update("a")
     driver.now_s = 5000.0  # nothing that was due was done
     assert driver.lose_contact().update("a").ids == "ab"
-
-
-def test_stale_instances_are_one_event_with_the_reason_and_no_change(driver):
-    driver.update("abc").take_events(InstancesChanged)
-    driver.lose_contact("the lease was lost").update("a").update("a")
-    assert driver.events == [InstancesRetained(REGISTRY, SERVICE, 2, "the lease was lost")]
-
-
-def test_the_age_of_a_snapshot_grows_without_contact(driver):
-    driver.update("a").advance_to(10)
-    assert driver.snapshot.age_s == 0.0
-    driver.lose_contact().advance_to(15)
-    assert (driver.snapshot.age_s, driver.snapshot.source) == (5.0, "live")
-    assert driver.lose_contact().advance_to(20).snapshot.age_s == 10.0
-    assert driver.update("a").snapshot.age_s == 0.0
 
 
 # Unreadable records

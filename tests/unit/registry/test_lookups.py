@@ -3,7 +3,7 @@
 import pytest
 
 from fixtures.flaky_backends import POLICY, instance
-from rpcwheel.errors import RegistryClosed
+from rpcwheel.errors import RegistryClosed, RegistryUnavailable
 from rpcwheel.events import InstancesRetained
 from rpcwheel.instance import Snapshot
 from rpcwheel.registry.lookups import LookupQueue
@@ -100,6 +100,17 @@ def test_instances_that_an_engine_has_lost_are_stale_until_the_stale_timeout(dri
     assert (ports(live), live.source) == ([1], "live")
     assert driver.written == [[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4], [1]]
     assert [type(event) for event in driver.events] == [InstancesRetained]
+
+
+def test_an_instance_that_is_missing_after_a_failed_lookup_is_stale(driver, backend):
+    backend.publish(some(1, 2, 3, 4))
+    driver.look_up()
+    backend.down()
+    assert isinstance(driver.look_up(), RegistryUnavailable)
+    backend.up()
+    backend.withdraw(some(1))
+    stale = driver.look_up()
+    assert (ports(stale), stale.source, len(stale.stale)) == ([1, 2, 3, 4], "stale", 1)
 
 
 def test_an_answer_older_than_the_stale_timeout_makes_no_instance_stale(driver, backend):

@@ -212,6 +212,14 @@ def test_a_listener_gets_each_revision_once(watch):
     assert listener.ids == ["a", "ab"]
 
 
+def test_a_listener_that_is_added_later_gets_the_snapshot(watch):
+    watch.on_view(view("a"))
+    assert watch.wait(WAIT_S)
+    listener = SnapshotListener()
+    watch.add_listener(listener)
+    assert wait_until(lambda: listener.ids == ["a"])
+
+
 def test_a_closed_listener_is_not_called(watch):
     watch.on_view(view("a"))
     assert watch.wait(WAIT_S)
