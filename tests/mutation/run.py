@@ -15,6 +15,9 @@ change. A mutant gets the tests that execute its line: those of its package firs
 their durations, at most `--budget` seconds of them. A mutant that they do not end with within a
 further minute is killed: it loops. With `--tests` there is no record, and every mutant gets these
 tests, in this order. Exit status 1 if a mutant survives, or its line is gone.
+
+The record does not have lines that a test executes in another process, nor what typer does with a
+wrong argument: mutants of `cli` need `--tests tests/unit/cli tests/contract/cli`.
 """
 
 import argparse
