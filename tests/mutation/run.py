@@ -16,8 +16,8 @@ their durations, at most `--budget` seconds of them. A mutant that they do not e
 further minute is killed: it loops. With `--tests` there is no record, and every mutant gets these
 tests, in this order. Exit status 1 if a mutant survives, or its line is gone.
 
-The record does not have lines that a test executes in another process, nor what typer does with a
-wrong argument: mutants of `cli` need `--tests tests/unit/cli tests/contract/cli`.
+The record lacks lines that run in another process, and wrong arguments, which typer refuses before
+a line of the command runs: mutants of `cli` need `--tests tests/unit/cli tests/contract/cli`.
 """
 
 import argparse

@@ -27,6 +27,12 @@ def test_a_closed_port_is_connection_refused(doctor):
     assert "start the server" in found["tcp"]["advice"]
 
 
+def test_an_unknown_name_is_found(doctor):
+    status, found = doctor("no-such-host.invalid:50051")
+    assert (status, list(found)) == (1, ["name"])
+    assert "no-such-host.invalid" in found["name"]["message"]
+
+
 def test_a_host_that_does_not_answer_is_found_after_the_timeout(doctor):
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         waiting = [socket.socket() for _ in range(4)]

@@ -25,6 +25,14 @@ from rpcwheel.interceptors import intercept_channel
 from rpcwheel.interceptors.aio import FailbackQueues
 
 
+def test_a_retry_sends_all_messages_once_and_in_order(shop, client):
+    shop.then("UNAVAILABLE", "UNAVAILABLE")
+    messages = [bytes([n]) for n in range(50)]
+    assert client.ask(client.open(), requests=iter(messages)) == b"".join(messages)
+    assert shop.calls[-1].requests == messages
+    assert len(shop.calls) == 3
+
+
 def test_a_retry_sends_messages_that_arrive_after_its_begin(shop, client):
     shop.then("UNAVAILABLE")
     gate = threading.Event()

@@ -25,7 +25,7 @@ INSTANCES = st.builds(
     protocol=st.sampled_from(["grpc", "grpc", "grpcs"]),
 )
 UPDATES = st.lists(st.lists(INSTANCES, max_size=24), max_size=6)
-"""Of many instances, more than `SIZE` are in the preferred zone."""
+"""Often more than `SIZE` are in the preferred zone."""
 
 
 def expected(subset, instances, zone, protocol):
