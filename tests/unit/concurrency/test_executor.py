@@ -189,6 +189,32 @@ def test_submit_does_not_wait_for_the_new_thread(pool, monkeypatch):
     assert in_time == [True]
 
 
+def test_the_exit_waits_until_new_threads_run():
+    """One that began later would use memory that the interpreter has freed."""
+    output, _ = run_program(
+        """
+        import atexit, threading, time
+
+        @atexit.register  # before the import, so that it runs last
+        def submit_at_the_end():
+            print("submit", flush=True)
+            EXECUTOR.submit("last", bool)
+            print("end")
+
+        from rpcwheel._concurrency.executor import EXECUTOR
+
+        def late(thread, begins=threading.Thread._bootstrap):
+            time.sleep(0.2)
+            print("begun", flush=True)
+            begins(thread)
+
+        threading.Thread._bootstrap = late
+        EXECUTOR.submit("first", threading.Event().wait)
+        """
+    )
+    assert output.split() == ["begun", "submit", "begun", "end"]
+
+
 def test_a_child_forked_while_a_thread_starts_can_run_jobs(pool, monkeypatch):
     go, begins = threading.Event(), threading.Thread._bootstrap
 
