@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Annotated, Final, NoReturn
 
@@ -338,7 +339,7 @@ def _open_registry(
         with open_registry(url, registry_policy=policy) as opened:
             parsed = parse_url(url)
             is_file = parsed.scheme == "sqlite"
-            if is_file and not creates and not expanded(parsed.path, url).exists():
+            if is_file and not creates and _is_missing(expanded(parsed.path, url)):
                 raise RegistryUnavailable(
                     f"{opened.url}: there is no such file; the first server or client that uses "
                     "the registry creates it"
@@ -354,6 +355,15 @@ def _open_registry(
     finally:
         remove_sink(events.put)
         log.removeHandler(silence)
+
+
+def _is_missing(file: Path) -> bool:
+    """Whether there is no such file. Not if that can't be found out: the request says why."""
+    try:
+        file.stat()
+    except OSError as error:
+        return isinstance(error, (FileNotFoundError, NotADirectoryError))
+    return False
 
 
 def _open_backend(url: str, timeout: float) -> closing[RegistryBackend]:

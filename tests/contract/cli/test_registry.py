@@ -153,6 +153,12 @@ def test_jobs_that_read_do_not_create_a_file(tmp_path, capsys) -> None:
     assert not file.exists()
 
 
+def test_jobs_that_read_report_a_file_that_cannot_be_examined(tmp_path, capsys) -> None:
+    file = tmp_path / ("a" * 300)
+    assert main(["registry", "ls", f"sqlite://{file}"]) == 1
+    assert f"{file}: File name too long" in capsys.readouterr().err
+
+
 def test_unregister_removes_an_instance_of_another_process_and_names_the_process(
     tmp_path, capsys
 ) -> None:
