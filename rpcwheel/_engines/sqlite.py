@@ -22,12 +22,13 @@ forks without Python's handlers (uWSGI). Then the child must not use the file if
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import threading
 import time
 import weakref
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, ClassVar, Final
 
 if TYPE_CHECKING:
@@ -38,6 +39,26 @@ FORK_TIMEOUT_S: Final = 10.0
 
 FileId = tuple[int, int]
 """Device and inode of a file."""
+
+TOO_MANY_OPEN: Final = "too many files are open (ulimit -n)"
+"""What an error means if `lacks_descriptors`."""
+
+DESCRIPTORS: Final = 3
+"""How many files SQLite opens: that of the database, and at most two beside it."""
+
+
+def lacks_descriptors() -> bool:
+    """Whether files can't be opened, as the process or the system has too many open.
+
+    SQLite reports this as it does missing rights: SQLITE_CANTOPEN.
+    """
+    with ExitStack() as files:
+        try:
+            for _ in range(DESCRIPTORS):  # as SQLite has closed those that it could open
+                files.enter_context(open(os.devnull, "rb"))  # noqa: PTH123 - no path of users
+        except OSError as error:
+            return error.errno in {errno.EMFILE, errno.ENFILE}
+    return False
 
 
 class SqliteConnection:

@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from rpcwheel._engines.paths import expanded
-from rpcwheel._engines.sqlite import FileId, SqliteConnection
+from rpcwheel._engines.sqlite import TOO_MANY_OPEN, FileId, SqliteConnection, lacks_descriptors
 from rpcwheel.errors import (
     ConfigurationError,
     JournalError,
@@ -463,6 +463,8 @@ class SqliteJournal(SqlJournal):
             )
         if kind in INVALID or (not name and isinstance(error, sqlite3.Error)):
             return JournalRefused(f"{self._path} cannot store a value: {error}")
+        if kind == "SQLITE_CANTOPEN" and lacks_descriptors():
+            return JournalUnavailable(f"{self._path}: {TOO_MANY_OPEN}")
         if kind in FORBIDDEN or isinstance(error, WRONG_PLACE):
             return JournalRefused(
                 f"{self._path} cannot be opened for writing ({error}): create its directory, and "

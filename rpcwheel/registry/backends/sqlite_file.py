@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from rpcwheel._engines.paths import expanded
-from rpcwheel._engines.sqlite import FileId, SqliteConnection
+from rpcwheel._engines.sqlite import TOO_MANY_OPEN, FileId, SqliteConnection, lacks_descriptors
 from rpcwheel.errors import (
     RegistryClosed,
     RegistryError,
@@ -217,8 +217,9 @@ class SqliteFile(SqliteConnection):
             return kind(f"{self._path}: {error.strerror}")
         if extended_code == sqlite3.SQLITE_READONLY_DBMOVED:
             return RegistryUnavailable(f"{self._path} was replaced or deleted during this request")
+        is_limit = code == sqlite3.SQLITE_CANTOPEN and lacks_descriptors()
         is_directory, parent = self._path.is_dir(), self._path.parent
-        if code in FORBIDDEN and parent.is_dir() and not is_directory:
+        if code in FORBIDDEN and parent.is_dir() and not (is_directory or is_limit):
             return RegistryRefused(
                 f"{self._path}: this user may not write it, or its directory ({error})"
             )
@@ -232,7 +233,8 @@ class SqliteFile(SqliteConnection):
             case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT:
                 text = "it is no registry, or damaged; move it away, and another one is created"
             case sqlite3.SQLITE_CANTOPEN:
-                text = "it is a directory" if is_directory else f"there is no directory {parent}"
+                place = "it is a directory" if is_directory else f"there is no directory {parent}"
+                text = TOO_MANY_OPEN if is_limit else place
             case _:
                 text = f"{error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})"
         return RegistryUnavailable(f"{self._path}: {text}")

@@ -1,17 +1,14 @@
 """The detector of a server: what it closes and keeps, its ports, and its end."""
 
-import os
-import resource
 import socket
 import threading
-from contextlib import suppress
 from datetime import timedelta
 
 import grpc
 import pytest
 
 from fixtures.idle_server import IdleServer, echo, hold
-from fixtures.leaks import descriptors
+from fixtures.leaks import without_descriptors
 from fixtures.small_servers import ECHOING, METHOD, running
 from fixtures.timers import cannot_start, run_threads
 from fixtures.waiting import WAIT_S, wait_until
@@ -186,20 +183,9 @@ def test_a_process_without_a_free_descriptor_closes_its_idle_connections(server,
     for channel in [server.channel() for _ in range(3)]:
         echo(channel)
     server.wait_until_quiet()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = max(int(number) for number, _ in descriptors()) + 20
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    held = []
-    try:
-        with suppress(OSError):  # there is no more
-            while True:
-                held.append(os.open(os.devnull, os.O_RDONLY))
+    with without_descriptors():
         server.advance(31)
         server.advance_until(lambda: not server.snapshot())
-    finally:
-        for one in held:
-            os.close(one)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert wait_until(lambda: len(events.of(ConnectionClosed)) == 3)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from fixtures.disks import disk_fixture
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
+from fixtures.leaks import without_descriptors
 from fixtures.waiting import WAIT_S
 from rpcwheel.errors import ConfigurationError, JournalFull, JournalRefused, JournalUnavailable
 from rpcwheel.journal import Filter, open_journal_backend
@@ -384,3 +385,10 @@ def test_a_path_below_a_home_directory_that_is_unknown_is_refused(monkeypatch):
     monkeypatch.setenv("HOME", "~")  # what `expanduser` makes of "~" without a home directory
     with pytest.raises(ConfigurationError, match=r"~/journal\.db: .*absolute path"):
         open_journal_backend("sqlite://~/journal.db")
+
+
+def test_a_file_that_cannot_be_opened_for_want_of_descriptors_is_unavailable(journal):
+    unavailable = pytest.raises(JournalUnavailable, match="too many files are open")
+    with without_descriptors(left=1), unavailable:  # the log beside the file needs another one
+        journal.append([new_call()])
+    assert journal.append([new_call()])

@@ -14,6 +14,7 @@ import pytest
 from fixtures.disks import disk_fixture
 from fixtures.engine_watchers import RecordingWatcher
 from fixtures.forks import holds_in_child
+from fixtures.leaks import without_descriptors
 from fixtures.timers import frequent_thread_switches, run_threads  # noqa: F401 - a fixture
 from fixtures.waiting import wait_until
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
@@ -379,6 +380,14 @@ def test_a_missing_directory_is_unavailable_until_it_exists(opened, tmp_path):
     keep(backend, 1)
     with pytest.raises(RegistryUnavailable, match="it is a directory"):
         keep(opened(at=tmp_path), 1)
+
+
+def test_a_file_that_cannot_be_opened_for_want_of_descriptors_is_unavailable(opened):
+    backend = opened()
+    keep(backend, 1)
+    with without_descriptors(), pytest.raises(RegistryUnavailable, match="too many files are open"):
+        keep(backend, 2)
+    keep(backend, 2)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
