@@ -217,7 +217,13 @@ class ZooKeeperSession:
                 self._client = _new_client(self._url, self._settings.lease_s, self._handler)
                 self._client.add_listener(weak_callback(self._state_changed, self._client))
                 self._lost_ns, self._login_refused = time.monotonic_ns(), False
-                self._connected = self._client.start_async()
+                try:
+                    self._connected = self._client.start_async()
+                except (OSError, RuntimeError) as error:  # no more descriptors or threads
+                    self._handler.end_workers()
+                    self._client.close()
+                    self._client = self._handler = None
+                    raise RegistryUnavailable(f"{self._url}: {error}") from error
             return self._client, self._handler, self._connected
 
     def _replace(self, client: KazooClient) -> None:
@@ -311,6 +317,11 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         thread.start()
         self._newest = thread
         return thread
+
+    def end_workers(self) -> None:
+        """End kazoo's workers, also if it could start only the first one. Joins them."""
+        self._running = True  # otherwise `stop` does nothing
+        self.stop()
 
     @property
     def is_running(self) -> bool:

@@ -1,10 +1,15 @@
 """ZooKeeper with faults of servers, networks and operators."""
 
+import errno
+import itertools
+import os
 import random
 import socket
 import struct
+import threading
 import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from kazoo.exceptions import NoNodeError
@@ -20,6 +25,7 @@ from fixtures.engine_watchers import (
 from fixtures.engine_zookeeper import ZookeeperEngine
 from fixtures.engines import engine_fixture
 from fixtures.listeners import listen, silent
+from fixtures.timers import cannot_start
 from fixtures.waiting import wait_until
 from rpcwheel.errors import RegistryUnavailable
 
@@ -70,6 +76,39 @@ def test_after_a_server_has_closed_the_connection_the_client_sends_zxid_0(
     first, *others = offers
     assert first > 0
     assert set(others) == {0}
+
+
+def _no_descriptor(patch):
+    def socketpair():
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    patch.setattr(socket, "socketpair", socketpair)
+
+
+def _no_thread(patch, number):
+    """Refuse the first, second or third thread of each client of kazoo's."""
+    start, begun = threading.Thread.start, itertools.count(1)
+
+    def refuse(thread):
+        if thread.name == "rpcwheel-zookeeper" and next(begun) % number == 0:
+            cannot_start(thread)
+        start(thread)
+
+    patch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.mark.parametrize(
+    "refuse", [_no_descriptor, *(partial(_no_thread, number=number) for number in (1, 2, 3))]
+)
+def test_a_client_that_cannot_be_started_leaves_no_threads(zookeeper, opened, monkeypatch, refuse):
+    backend, before = opened(zookeeper.url()), threading.active_count()
+    with monkeypatch.context() as patch:
+        refuse(patch)
+        for _ in range(3):
+            with pytest.raises(RegistryUnavailable, match=r"Too many open files|start new thread"):
+                backend.lookup(A.service)
+    assert threading.active_count() <= before
+    assert not in_the_end(lambda: backend.lookup(A.service)).records
 
 
 def test_a_silent_server_is_given_twice_as_long_each_time(zookeeper, opened, listen):
