@@ -267,6 +267,44 @@ def test_a_callback_that_raises_stops_the_thread_of_its_channel():
     assert output.splitlines() == ["spin thread: dead", "next call: hangs"], errors
 
 
+REFUSED_THREAD = """
+import os, threading, grpc
+from grpc._cython.cygrpc import ForkManagedThread
+from fixtures.small_servers import METHOD, serving
+
+def refuse(thread):
+    raise RuntimeError("can't start new thread")
+
+def show(name, call):
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(1)
+    print(f"{name}: {'hangs' if thread.is_alive() else 'ends'}", flush=True)
+
+with serving(grpc.unary_unary_rpc_method_handler(lambda request, context: request)) as target:
+    channel = grpc.insecure_channel(target)
+    method = channel.unary_unary(METHOD)
+    start, ForkManagedThread.start = ForkManagedThread.start, refuse
+    try:
+        method.future(b"")
+    except RuntimeError as error:
+        print(error)
+    ForkManagedThread.start = start
+    show("future", lambda: method.future(b"", timeout=0.2).exception())
+    show("stream", lambda: list(channel.unary_stream(METHOD)(b"", timeout=0.2)))
+    print(f"blocking call: {method(b'answered').decode()}", flush=True)
+    show("close", channel.close)
+    os._exit(0)
+"""
+
+
+def test_a_thread_that_is_refused_once_is_never_started():
+    """docs/grpcio.md tells users to leave room below the limit of threads."""
+    output, errors = run_program(REFUSED_THREAD)
+    lines = ["can't start new thread", "future: hangs", "stream: hangs"]
+    assert output.splitlines() == [*lines, "blocking call: answered", "close: hangs"], errors
+
+
 def test_a_host_named_like_a_scheme_is_read_as_a_scheme(tmp_path, monkeypatch):
     """`grpc_target` in instance.py writes the scheme of each target."""
     monkeypatch.chdir(tmp_path)

@@ -21,6 +21,7 @@ from grpc._server import _abort as abort
 
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import since
+from fixtures.programs import run_program
 from fixtures.shop import FOR_EVER
 from fixtures.small_servers import METHOD, Gate, aio_serving, serving
 from fixtures.waiting import WAIT_S, wait_until
@@ -544,3 +545,31 @@ async def test_an_aio_server_ends_a_call_by_a_handler_of_another_kind_without_it
         stream = channel.unary_stream(METHOD)(b"x", timeout=WAIT_S)
         with pytest.raises(grpc.aio.AioRpcError, match="not now"):
             await stream.read()
+
+
+WITHOUT_THREADS = """
+import os, threading, grpc
+from fixtures.small_servers import METHOD, serving
+
+def refuse(thread):
+    raise RuntimeError("can't start new thread")
+
+threading.excepthook = lambda thread: print(thread.exc_value, flush=True)
+with serving(grpc.unary_unary_rpc_method_handler(lambda request, context: request)) as target:
+    call = grpc.insecure_channel(target).unary_unary(METHOD)
+    start, threading.Thread.start = threading.Thread.start, refuse
+    for _ in range(2):
+        try:
+            call(b"", timeout=1)
+        except grpc.RpcError as error:
+            print(error.code().name, flush=True)
+        threading.Thread.start = start
+    os._exit(0)
+"""
+
+
+def test_an_executor_without_threads_ends_its_server():
+    """The executor of a server with a limit refuses such a call (limit/executor.py)."""
+    output, errors = run_program(WITHOUT_THREADS)
+    lines = ["can't start new thread", "DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"]
+    assert output.splitlines() == lines, errors
