@@ -108,7 +108,8 @@ def test_the_page_shows_the_figures_of_the_status(monkeypatch, dump):
         with urllib.request.urlopen(f"{address}/status.json", timeout=WAIT_S) as answer:
             answered = json.loads(answer.read())
         publisher = {"services": ["a", "b"], "port": 50051, "state": "serving", "problem": ""}
-        body = json.dumps(answered | {"publishers": [publisher]}).encode()
+        changed = {"publishers": [publisher], "now": 1.0}  # the wall clock was set back
+        body = json.dumps(answered | changed).encode()
         fixed = server_module.Answer(server_module.HTTPStatus.OK, body, "application/json")
         monkeypatch.setitem(server_module.PATHS, "/status.json", lambda _: fixed)
         page = Page(dump(f"{address}/"))
@@ -164,6 +165,7 @@ def test_the_page_shows_the_figures_of_the_status(monkeypatch, dump):
     ):
         assert rows
         assert column(title, name) == sorted(row[name] for row in rows)
+    assert set(column("Server connections", "since")) == {"0"}
     for name in ("pending", "fired"):
         assert column("Timers", name) == sorted(
             f"{row['stats'][name]:,}" for row in status["timers"]
