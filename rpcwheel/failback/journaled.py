@@ -432,6 +432,8 @@ class JournalStore(Store):
                 self.poller.request()
             self._check_flushed()
         except JournalError:  # is reported, and the next look tries again
+            if not self.lease.ends_ns:  # a lease may have begun; its own takes do not end it
+                self.lease.extend(self.journal.now_ns())
             if self._timeouts.stopped:  # no look may follow
                 self._end_flushes(flushed=False)
 

@@ -15,8 +15,11 @@ A stored call is in one of four states:
 A worker is a failback queue in one process, with an id that the caller chooses. It has one lease
 for all calls that it has taken, which it must renew. Leases are measured by the engine's clock,
 because processes on several machines have different clocks. If a lease has ended, the next `take`
-of any worker makes the calls ready again. What the old worker reports afterwards changes nothing.
-So two workers have the same call only if one of them was paused for longer than its lease.
+of another worker makes the calls ready again. What the old worker reports afterwards changes
+nothing. A `take` of the worker itself does not end its lease, because the clock may have been set
+forward. So a worker that may have lost track of calls must take a new id. Two workers have the same
+call only if one of them was paused, or cut off from the engine, for longer than its lease, or if
+the engine's clock was set forward by more than that.
 
 Times in arguments and results are relative to now, in seconds. A call that is stored later has a
 higher id.
@@ -267,8 +270,8 @@ class JournalBackend(ABC):
     ) -> list[StoredCall]:
         """Give ready calls to a worker, and renew its lease if there are any.
 
-        First, if the lease of any worker has ended, its calls become ready again, even if there are
-        no routes. If there are no calls to take, nothing else is written.
+        First, if the lease of another worker has ended, its calls become ready again, even if there
+        are no routes. If there are no calls to take, nothing else is written.
 
         Args:
             worker: The id of the worker.

@@ -133,7 +133,9 @@ APPEND_ORDERED: Final = f"""{_INSERT} order_key, CASE
         WITH ORDINALITY AS new({_NEW}, order_key, place)
     ORDER BY place RETURNING id"""
 
-HAS_ENDED: Final = f"SELECT 1 FROM $worker WHERE ends_ms <= {NOW} LIMIT 1"
+_ENDED: Final = f"FROM $worker WHERE ends_ms <= {NOW} AND name <> %(worker)s"
+HAS_ENDED: Final = f"SELECT 1 {_ENDED} LIMIT 1"
+END: Final = f"SELECT name {_ENDED} FOR UPDATE SKIP LOCKED"
 
 TAKE: Final = f"""WITH {CLOCK}, chosen AS MATERIALIZED (
         SELECT found.id
@@ -143,7 +145,8 @@ TAKE: Final = f"""WITH {CLOCK}, chosen AS MATERIALIZED (
                 WHERE state = 0 AND queue = route.queue AND target = route.target
                     AND due_ms <= clock.ms + %(within)s
                 ORDER BY due_ms, id LIMIT route.most FOR UPDATE SKIP LOCKED) AS found
-        WHERE %(always)s OR NOT EXISTS (SELECT 1 FROM $worker WHERE ends_ms <= clock.ms)
+        WHERE %(always)s OR NOT EXISTS (
+            SELECT 1 FROM $worker WHERE ends_ms <= clock.ms AND name <> %(worker)s)
     ), lease AS (
         INSERT INTO $worker SELECT %(worker)s, ms + %(lease)s FROM clock
         WHERE EXISTS (SELECT 1 FROM chosen)
@@ -331,12 +334,12 @@ class PostgresqlJournal(SqlJournal):
         try:
             with self._use(self._worker) as db:
                 with db.pipeline():
-                    ended = self._execute(db, HAS_ENDED)
+                    ended = self._execute(db, HAS_ENDED, parameters)
                     taken = self._execute(db, TAKE, parameters) if any(limits.values()) else None
                 has_ended = ended.fetchone() is not None
                 rows = [] if taken is None else taken.fetchall()
             if has_ended and not rows:  # with rows, another backend has ended the workers meanwhile
-                self._transaction(self._worker, self._end_workers)
+                self._transaction(self._worker, lambda db: self._end_workers(db, worker))
                 with self._use(self._worker) as db:
                     parameters["always"] = True
                     rows = self._rows(db, TAKE, parameters) if any(limits.values()) else []
@@ -410,9 +413,8 @@ class PostgresqlJournal(SqlJournal):
 
     # --- Workers whose lease has ended, and order keys ---
 
-    def _end_workers(self, db: _Bounded) -> None:
-        text = f"SELECT name FROM $worker WHERE ends_ms <= {NOW} FOR UPDATE SKIP LOCKED"
-        self._end(db, [row[0] for row in self._rows(db, text)])
+    def _end_workers(self, db: _Bounded, worker: str) -> None:
+        self._end(db, [row[0] for row in self._rows(db, END, {"worker": worker})])
 
     def _end(self, db: _Bounded, names: list[str]) -> None:
         if names:

@@ -234,7 +234,9 @@ TAKE: Final = f"""{_HEAD}
 local worker, lease, within, request = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local ended = redis.call('ZRANGEBYSCORE', P .. 'workers', '-inf', now)
 if #ended > 0 then allow_writes_at_maxmemory() end
-for _, name in ipairs(ended) do end_worker(name) end
+for _, name in ipairs(ended) do
+  if name ~= worker then end_worker(name) end
+end
 local taken = {{}}
 for at = 6, #ARGV, 3 do
   local place = place_of(ARGV[at], ARGV[at + 1])

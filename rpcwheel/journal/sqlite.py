@@ -202,7 +202,7 @@ class SqliteJournal(SqlJournal):
         now_ms = self._now_ms()
         with self._writer as db:  # the other may be busy with a long scan
             has_work = (
-                _ended_workers(db, now_ms)
+                _ended_workers(db, now_ms, worker)
                 or any(
                     _ready(db, route, now_ms, within_s, 1) for route in routes if route.limit > 0
                 )
@@ -211,7 +211,7 @@ class SqliteJournal(SqlJournal):
         if not has_work:
             return []
         with self._transaction() as (db, now_ms):
-            for name in _ended_workers(db, now_ms):
+            for name in _ended_workers(db, now_ms, worker):
                 _end_worker(db, name)
             rows: list[Any] = []
             for route in routes:
@@ -610,8 +610,10 @@ def _delete(db: sqlite3.Connection, ids: list[int], _: int) -> None:
     db.executemany("DELETE FROM call WHERE id = ?", [(number,) for number in ids])
 
 
-def _ended_workers(db: sqlite3.Connection, now_ms: int) -> list[str]:
-    return [name for (name,) in db.execute("SELECT name FROM worker WHERE ends_ms <= ?", (now_ms,))]
+def _ended_workers(db: sqlite3.Connection, now_ms: int, worker: str) -> list[str]:
+    """Return the workers whose lease has ended, except `worker`, which asks."""
+    ended = "SELECT name FROM worker WHERE ends_ms <= ? AND name <> ?"
+    return [name for (name,) in db.execute(ended, (now_ms, worker))]
 
 
 def _end_worker(db: sqlite3.Connection, name: str) -> None:

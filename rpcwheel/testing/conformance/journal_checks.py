@@ -318,13 +318,17 @@ def a_take_without_routes_ends_leases(harness: JournalHarness) -> None:
     harness.expect_states(other, {number: READY}, "after its lease has ended")
 
 
-def a_worker_takes_its_calls_again_after_its_lease(harness: JournalHarness) -> None:
-    """A worker whose lease has ended takes its own calls, and has a lease again."""
+def a_worker_keeps_its_calls_after_its_lease(harness: JournalHarness) -> None:
+    """A take of the worker itself does not end its lease, which begins again with more calls."""
     backend, worker = harness.new_backend(), harness.new_worker()
     ids = harness.append(backend, harness.new_call(1), harness.new_call(2))
     harness.expect_taken(backend, worker, *ids, lease_s=SHORT_S)
-    harness.wait_until_taken(backend, worker, *ids)
-    require(backend.renew(worker, HOUR_S), "renew after taking again must return True")
+    (later,) = harness.append(backend, harness.new_call(3, delay_s=2 * SHORT_S))  # after its end
+    harness.wait_until_taken(backend, worker, later)
+    require(
+        backend.report(worker, [Delivered(number) for number in (*ids, later)]) == [],
+        "report must accept results of a worker whose calls no other worker has taken",
+    )
 
 
 def a_renewed_lease_does_not_end(harness: JournalHarness) -> None:
@@ -751,7 +755,7 @@ CHECKS: Final[Sequence[Callable[[JournalHarness], None]]] = (
     concurrent_workers_take_each_call_once,
     calls_are_taken_over_when_a_lease_ends,
     a_take_without_routes_ends_leases,
-    a_worker_takes_its_calls_again_after_its_lease,
+    a_worker_keeps_its_calls_after_its_lease,
     a_renewed_lease_does_not_end,
     a_report_stores_all_or_nothing,
     a_call_that_is_taken_over_still_blocks,

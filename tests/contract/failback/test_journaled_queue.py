@@ -5,6 +5,7 @@ import threading
 import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from tenacity import wait_fixed
@@ -212,6 +213,38 @@ def test_a_late_result_is_ignored(shop, begin_late, take_over, url, pass_time, t
     assert [call.state for call in stored(url)] == [CallState.TAKEN]
     assert other.renew("other", 60.0)
     assert len(events.of(FailbackLeaseLost)) == 1
+
+
+def test_calls_of_a_lost_answer_are_taken_by_another_name_after_a_lease(
+    shop, begin, url, script, manual_time
+):
+    def lose_the_answer():
+        _, worker, *others = ScriptedJournal.requests[-1]
+        with closing(open_backend(url)) as backend:
+            taken = backend.take(worker, *others)
+        if taken:
+            del script["take"]
+            raise JournalUnavailable("the answer was lost")
+
+    store(url, target=shop.target)
+    script["take"] = lose_the_answer
+    queues = begin()
+    wait_until(lambda: stored(url, CallState.TAKEN))
+    manual_time(16, queues)
+    assert (len(shop.calls), stored(url)) == (1, [])
+
+
+def test_a_lease_is_renewed_though_no_call_can_be_taken(
+    shop, begin, take_over, url, script, manual_time
+):
+    shop.then(hang := Hang())
+    store(url, target=shop.target)
+    begin()
+    assert hang.begun.wait(WAIT_S)
+    script["take"] = JournalUnavailable("locked")
+    manual_time(16)
+    take_over(0)
+    shop.calls[0].ended.set()
 
 
 def test_close_keeps_the_lease_of_an_attempt_that_runs_and_gives_the_other_calls_back(
