@@ -56,6 +56,12 @@ a request. The server may only have ended the call early; then its own status ar
 STATUS_CHECK_DELAYS_S: Final = tuple(0.001 * 2**check for check in range(9))
 """Delays between checks whether the server's own status has arrived; 0.5 s in total."""
 
+AIO_CALL: Final = "grpc.aio._call"
+"""The module of gRPC's calls without interceptors."""
+
+AIO_INTERCEPTED: Final = "grpc.aio._interceptor"
+"""The module of gRPC's calls with interceptors, and of the responses that these may return."""
+
 MIXED: Final = "The iterator and read/write APIs may not be mixed on a single RPC."
 
 ALREADY_READING: Final = "asynchronous generator is already running"
@@ -149,6 +155,34 @@ def cancel_attempt(call: Any) -> bool:
     if isinstance(sent, asyncio.Event):
         sent.set()
     return canceled
+
+
+def abandon_attempt(call: Any) -> None:
+    """Cancel an attempt whose result nobody reads.
+
+    `cancel` of a unary call of grpc.aio also cancels its task, which waits for gRPC's core. Then
+    about 1 KB is never freed (grpcio 1.69 to 1.85, https://github.com/grpc/grpc/issues/43360).
+    Without that, the core ends the task: as CANCELLED, or as OK if the response has just arrived.
+    The task still calls the serializer if the attempt is canceled before its first step.
+    Calls of other types, and calls whose interceptors still run, are canceled by `cancel`.
+    """
+    lowest = call
+    # `type`, because a call that wraps another may forward all of its attributes but `cancel`.
+    while issubclass(type(lowest), Relay) or type(lowest).__module__ == AIO_INTERCEPTED:
+        lowest = lowest._attempt if isinstance(lowest, Relay) else _intercepted(lowest)  # noqa: SLF001
+    cancel = getattr(lowest, "_cancel", None) if type(lowest).__module__ == AIO_CALL else None
+    if cancel is None:
+        call.cancel()
+    else:
+        cancel(CANCELLED_HERE)
+
+
+def _intercepted(call: Any) -> Any:
+    """Return the call that the interceptors of a call have returned; None if there is none."""
+    task = getattr(call, "_interceptors_task", None)  # a response has none
+    if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+        return None
+    return task.result()
 
 
 def has_made_up_status(call: Any) -> bool:

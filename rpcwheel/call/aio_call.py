@@ -42,6 +42,7 @@ from rpcwheel._grpc.aio_relay import (
     RELAYS,
     AwaitedRelay,
     Relay,
+    abandon_attempt,
     failure_of,
     has_ended,
 )
@@ -767,7 +768,7 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
         if self._attempts is not None:
             self._attempts.canceled(len(running))
         for attempt in running:
-            attempt.cancel()
+            abandon_attempt(attempt)
         for task in tuple(self._tasks):
             task.cancel()
 

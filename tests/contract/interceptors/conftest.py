@@ -1,6 +1,6 @@
 """Fixtures of the tests of interceptors."""
 
-from fixtures.aio_channels import channels, own  # noqa: F401
+from fixtures.aio_channels import channels, make, own  # noqa: F401
 from fixtures.call_counts import call_counts  # noqa: F401
 from fixtures.clients import client  # noqa: F401
 from fixtures.forgotten_logs import forget_the_log  # noqa: F401

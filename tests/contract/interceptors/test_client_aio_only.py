@@ -7,16 +7,20 @@ import grpc
 import pytest
 
 from fixtures.aio_channels import others, read_all, refused, sent
+from fixtures.clients import AioNotingUnary
 from fixtures.event_loops import has_eager_tasks, uvloop
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, all_channels_but
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, aio_wait_until
 from fixtures.worlds import METHODS
-from rpcwheel.call import CallPolicy, DeadlinePolicy, RetryPolicy
+from rpcwheel.call import CallPolicy, DeadlinePolicy, HedgingPolicy, RetryPolicy
 from rpcwheel.interceptors import aio
 
 PATIENT = RetryPolicy(retry_on="UNAVAILABLE", backoff=30.0, retry_budget=None)
+HEDGED = CallPolicy(
+    hedging=HedgingPolicy(delay=0, max_attempts=2, retry_budget=None), idempotent=True
+)
 
 
 async def test_a_call_that_is_not_awaited_is_retried(shop, own):
@@ -44,6 +48,67 @@ async def test_several_tasks_may_await_one_call(shop, own):
     shop.then("UNAVAILABLE")
     call = own.retrying().unary_unary(UNARY_UNARY)(b"x")
     assert await asyncio.gather(*(asyncio.wait_for(call, 9) for _ in range(3))) == [b"x"] * 3
+
+
+INVOKE = "UnaryUnaryCall._invoke"
+"""The coroutine of gRPC's task that waits for the core."""
+
+
+async def test_hedged_attempts_that_are_overtaken_are_ended_by_the_core_of_grpc(shop, own, make):
+    """If their tasks in gRPC are canceled, the core keeps 1 KB of each (docs/grpcio.md)."""
+    channels = [
+        own.open(HEDGED),
+        own.open(HEDGED, inner=[AioNotingUnary(str)]),
+        aio.intercept_channel(make(), HEDGED),
+    ]
+    for channel in channels:
+        shop.reset()
+        shop.then(Hang(), Hang())
+        call = channel.unary_unary(UNARY_UNARY)(b"x")
+        assert await aio_wait_until(lambda: len(shop.calls) == 2)
+        tasks = [task for task in others() if task.get_coro().__qualname__ == INVOKE]
+        assert len(tasks) == 2
+        shop.calls[-1].ended.set()
+        await call
+        _, running = await asyncio.wait(tasks, timeout=WAIT_S)
+        assert not running
+        assert not any(task.cancelling() for task in tasks)
+
+
+class Wrapped:
+    """A call that forwards all but `cancel` to another, even its class."""
+
+    def __init__(self, call):
+        self.call = call
+        self.is_canceled = False
+
+    __class__ = property(lambda self: type(self.call))
+
+    def __getattr__(self, name):
+        return getattr(self.call, name)
+
+    def __await__(self):
+        return self.call.__await__()
+
+    def cancel(self):
+        self.is_canceled = self.is_canceled or not self.call.done()
+        return self.call.cancel()
+
+
+class Wraps(grpc.aio.UnaryUnaryClientInterceptor):
+    def __init__(self):
+        self.calls = []
+
+    async def intercept_unary_unary(self, continuation, details, request):
+        self.calls.append(Wrapped(await continuation(details, request)))
+        return self.calls[-1]
+
+
+async def test_a_wrapped_attempt_that_is_overtaken_is_canceled_by_its_own_method(shop, own):
+    wraps = Wraps()
+    shop.then(Hang())
+    assert await own.open(HEDGED, inner=[wraps]).unary_unary(UNARY_UNARY)(b"x") == b"x"
+    assert sorted(call.is_canceled for call in wraps.calls) == [False, True]
 
 
 async def answers(call):
