@@ -119,6 +119,7 @@ class Journal:
         self._worker = SerialExecutor()
         self._appends: deque[tuple[NewCall, int, Future[int]]] = deque()
         self._results: deque[tuple[str, Result]] = deque()
+        self._storing = 0  # how many results the request that runs stores
         self._repeated: set[int] = set()  # results that the engine may have stored already
         self._beside: set[int] = set()  # the threads within `beside`
 
@@ -371,7 +372,7 @@ class Journal:
     @property
     def unstored_results(self) -> int:
         """How many results the engine has not accepted yet."""
-        return len(self._results)
+        return len(self._results) + self._storing
 
     def _write_results(self) -> JournalError | None:
         """Store all results; if that fails, keep them. The caller has the lock.
@@ -380,7 +381,8 @@ class Journal:
             Why it failed; None if nothing is left.
         """
         while self._results:
-            batch = [self._results.popleft() for _ in range(min(MAX_BATCH, len(self._results)))]
+            self._storing = min(MAX_BATCH, len(self._results))
+            batch = [self._results.popleft() for _ in range(self._storing)]
             while batch:
                 worker = batch[0][0]
                 own = [result for name, result in batch if name == worker]
@@ -389,6 +391,7 @@ class Journal:
                     late = self.backend.report(worker, own)
                 except BaseException as error:
                     self._results.extendleft(reversed(batch))
+                    self._storing = 0
                     self._repeated.update(result.id for _, result in batch)
                     if not isinstance(error, JournalError):
                         raise
@@ -396,6 +399,7 @@ class Journal:
                     return error
                 self.outage.succeeded()
                 batch = [item for item in batch if item[0] != worker]
+                self._storing = len(batch)
                 self._note_stored(
                     worker, own, [number for number in late if number not in self._repeated]
                 )

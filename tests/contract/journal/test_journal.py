@@ -243,6 +243,19 @@ def test_results_that_are_refused_are_kept_and_stored_later(journal, url, script
     assert [type(event) for event in events] == [JournalFailed, JournalRecovered]
 
 
+def test_results_that_the_engine_is_storing_count_as_not_stored(journal, url, script):
+    store(url)
+    (call,) = taken(journal)
+    is_storing, may_store = threading.Event(), threading.Event()
+    script["report"] = lambda: (is_storing.set(), may_store.wait(WAIT_S))
+    journal.report("w", Delivered(call.id))
+    assert is_storing.wait(WAIT_S)
+    assert journal.unstored_results == 1
+    may_store.set()
+    wait_until(lambda: journal.unstored_results == 0)
+    assert stored(url) == []
+
+
 def test_late_results_are_ignored_and_reported_to_the_worker(journal, url):
     late = []
     journal.append_now(new_call(), MANY)
@@ -369,7 +382,7 @@ def test_after_a_failure_to_write_any_write_is_a_recovery(works, journal, url, s
         assert len(taken(journal)) == 1
     else:
         journal.report("w", Delivered(call.id))
-        wait_until(lambda: not journal.outage.is_failing)
+        wait_until(lambda: len(events) == 2)
     assert [type(event) for event in events] == [JournalFailed, JournalRecovered]
 
 
