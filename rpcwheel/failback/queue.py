@@ -302,10 +302,11 @@ class FailbackQueue:
             self._set_timeout(call, delay_ns, limited=True)
         except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
             with self.calls.lock:
-                if call.state is QueuedCallState.WAITING:
-                    self.calls.remove(call)
-                    self.calls.counts["queued_total"] -= 1
-                    self.calls.counts["rejected"] += 1
+                if call.state is not QueuedCallState.WAITING:
+                    return  # `flush` or `close` has started its attempt meanwhile
+                self.calls.remove(call)
+                self.calls.counts["queued_total"] -= 1
+                self.calls.counts["rejected"] += 1
             self.calls.notify_if_empty()
             why = f"the timer refused it: {error}"
             if isinstance(error, TimerStopped):

@@ -17,13 +17,13 @@ from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
 from rpcwheel._grpc.calls import set_not_sent
 from rpcwheel._grpc.finished import FinishedError
-from rpcwheel.errors import FailbackClosed, FailbackFull
+from rpcwheel.errors import FailbackClosed, FailbackFull, TooManyTimeouts
 from rpcwheel.events import ExecutorRejected, FailbackLost, FailbackRejected
 from rpcwheel.failback import FailbackPolicy, FailbackStats
 from rpcwheel.failback.aio import _give_up
 from rpcwheel.failback.queue import Attempt, FailbackQueue
 from rpcwheel.failback.queued_call import QueuedCall, QueuedCallState, SavedCall
-from rpcwheel.timer import WheelTimer
+from rpcwheel.timer import ManualTimer, WheelTimer
 
 GONE = ConnectionError("gone")
 REMEDY = "close the kit, or the queue, before the channel"
@@ -236,6 +236,19 @@ def test_a_full_timer_makes_the_queue_full(events):
     assert isinstance(rejected, FailbackRejected)
     assert (rejected.error, rejected.reason[:20]) == (GONE, "the timer refused it")
     assert queue.stats() == FailbackStats(calls=1, rejected=1)
+
+
+def test_a_call_that_a_flush_attempts_is_queued_although_the_timer_refuses_it():
+    class FullTimer(ManualTimer):
+        def new_timeout(self, *_):
+            queue.begin_flush(0)
+            raise TooManyTimeouts
+
+    queue = RecordingQueue(FullTimer())
+    assert queue.add() == "queued"
+    (call,) = queue.started
+    queue.succeeded(call)
+    assert queue.stats() == FailbackStats(calls=1, queued_total=1, attempts=1, redelivered=1)
 
 
 def test_without_a_timer_the_shared_one_is_taken_when_the_first_call_is_queued(monkeypatch, timer):
