@@ -300,7 +300,7 @@ def test_a_call_ends_if_its_timer_is_stopped_before_the_retry(shop, client, even
     timer = WheelTimer()
     shop.then(Fail("UNAVAILABLE", "gone"))
     call = client.begin(client.open(retry=retry_after(backoff=3 * WAIT_S), timer=timer))
-    wait_until(lambda: events)
+    wait_until(lambda: timer.pending)
     timer.stop()
     assert call.error().details() == "gone"
     assert len(shop.calls) == 1

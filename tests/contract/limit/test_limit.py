@@ -44,7 +44,7 @@ def echo(world, kind="unary_unary"):
 
 def is_refusing(world, target) -> bool:
     """Whether a server accepts no connections."""
-    call = call_on(world, world.channel(target), b"x")
+    call = call_on(world, world.channel(target), b"x", timeout=1.0)  # it may be accepted, and wait
     return call.error().code() is Code.UNAVAILABLE
 
 
