@@ -13,6 +13,10 @@ started: `retry` tries it, called by the shared timer after `RETRY_S`.
 
 No lock is held while a job runs. A job can be submitted by a finalizer, and under any lock that a
 sink of events does not take: if the system refuses a thread, sinks run on the thread that submits.
+
+A signal handler may raise anywhere in `submit`. Therefore the locks are entered as such, and not as
+conditions, whose `__exit__` is a function of Python: a handler that raised at its begin would leave
+the lock held for ever.
 """
 
 from __future__ import annotations
@@ -62,7 +66,8 @@ class KeyedExecutor:
 
     def reset(self) -> None:
         """Forget all threads and jobs. A forked child has no thread of its parent."""
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._numbers = itertools.count(1)
         self._running: dict[Hashable, int] = {}  # jobs per key, those in `_handed` included
         self._waiting: dict[Hashable, deque[Job]] = {}  # in the order in which keys get threads
@@ -77,16 +82,17 @@ class KeyedExecutor:
         thread can be started, an `ExecutorRejected` event is emitted on the calling thread, under
         the locks that it holds, and the job waits until a thread is free or can be started.
         """
-        with self._changed:
+        with self._lock:
             if key in self._running and self._busy() >= self._shared_threads:
                 self._waiting.setdefault(key, deque()).append(job)
                 return
             if key in self._waiting:  # their threads were refused
                 self._waiting[key].append(job)
                 key, job = self._pop(key)
-            else:
+                has_thread = self._hand_over(key, job)
+            else:  # first: a job that is counted and not handed over would never end
+                has_thread = self._hand_over(key, job)
                 self._running[key] = self._running.get(key, 0) + 1
-            has_thread = self._hand_over(key, job)
         if not has_thread:
             self._start_thread(key, job)
 
@@ -94,7 +100,7 @@ class KeyedExecutor:
         """Start a thread for `key` if its thread could not be started before."""
         if key in self._running or key not in self._waiting:
             return
-        with self._changed:
+        with self._lock:
             busy = key in self._running or key not in self._waiting
             task = None if busy else self._next(key)
             if task is None:
@@ -119,7 +125,7 @@ class KeyedExecutor:
         try:
             _Thread(self._work, name).start()
         except RuntimeError as error:  # "can't start new thread"
-            with self._changed:
+            with self._lock:
                 if (key, job) not in self._handed:
                     return  # another thread took it before it would have ended
                 self._handed.remove((key, job))
@@ -142,7 +148,7 @@ class KeyedExecutor:
             self._retry_planned = False
 
     def _retry_all(self, _: object) -> None:
-        with self._changed:
+        with self._lock:
             self._retry_planned = False
             keys = tuple(self._waiting)
         for key in keys:
@@ -152,7 +158,7 @@ class KeyedExecutor:
 
     def _work(self) -> None:
         """Run jobs until none is submitted for `IDLE_TIMEOUT_S`."""
-        with self._changed:
+        with self._lock:
             task = self._take()
         while task is not None:
             key, job = task
@@ -161,7 +167,7 @@ class KeyedExecutor:
             except BaseException as error:  # noqa: BLE001 - reported; the thread continues
                 emit(TaskFailed(timer=self._name, task=callable_name(job), error=error))
             del job, task  # an idle thread must not keep a call's arguments alive
-            with self._changed:
+            with self._lock:
                 self._note_end(key)
                 task = self._next(key) or self._take()
 
@@ -276,7 +282,8 @@ class SerialExecutor:
 
     def reset(self) -> None:
         """Forget all jobs."""
-        self._changed = threading.Condition(threading.RLock())  # a finalizer may submit
+        self._lock = threading.RLock()  # a finalizer may submit
+        self._changed = threading.Condition(self._lock)
         self._jobs: deque[Job] = deque(maxlen=self._limit)
         self._running = False
 
@@ -290,23 +297,29 @@ class SerialExecutor:
 
     def add(self, job: Job, *, first: bool = False) -> None:
         """Add `job` for the next `start()`, which the caller must not call under its lock."""
-        with self._changed:
+        with self._lock:
             (self._jobs.appendleft if first else self._jobs.append)(job)
 
     def start(self) -> None:
         """Run the waiting jobs, unless they are being run already."""
-        with self._changed:
-            was_running = self._running
-            self._running = was_running or bool(self._jobs)
-            starts = self._running and not was_running
-        if starts:
-            self._start_run()
-        elif was_running and self._run is None:
-            EXECUTOR.retry(self)  # its thread may not have been started
+        starts = False
+        try:
+            with self._lock:
+                was_running = self._running
+                starts = not was_running and bool(self._jobs)
+                self._running = was_running or starts
+            if starts:
+                self._start_run()
+            elif was_running and self._run is None:
+                EXECUTOR.retry(self)  # its thread may not have been started
+        except BaseException:  # of a signal handler; the next `start` runs the jobs
+            if starts:
+                self._running = False
+            raise
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until no job waits or runs; False if one still does after `timeout_s`."""
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(lambda: not self._running, timeout_s)
 
     def _start_run(self) -> None:
@@ -318,7 +331,7 @@ class SerialExecutor:
     def _run_jobs(self) -> None:
         try:
             while True:
-                with self._changed:
+                with self._lock:
                     if not self._jobs:
                         self._running = False
                         self._changed.notify_all()

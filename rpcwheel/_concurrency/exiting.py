@@ -68,7 +68,8 @@ class BackgroundCalls:
 
     def reset(self) -> None:
         """Forget all calls: a forked child has none."""
-        self._changed = threading.Condition()  # has an RLock: a finalizer may end a call
+        self._lock = threading.RLock()  # a finalizer may end a call
+        self._changed = threading.Condition(self._lock)
         self._callers: weakref.WeakSet[BackgroundCaller] = weakref.WeakSet()
         self._calls: weakref.WeakSet[BackgroundCall] = weakref.WeakSet()
         self.closed = False
@@ -77,7 +78,7 @@ class BackgroundCalls:
 
     def add(self, caller: BackgroundCaller) -> bool:
         """Call `caller.end_at_exit` on close; False if closed already."""
-        with self._changed:
+        with self._lock:
             if not self.closed:
                 self._callers.add(caller)
             return not self.closed
@@ -85,7 +86,7 @@ class BackgroundCalls:
     def begin_call(self) -> BackgroundCall | None:
         """Register a call that begins now; None if no call may begin. Keep the returned object."""
         call = BackgroundCall()
-        with self._changed:
+        with self._lock:
             if self.closed:
                 return None
             self._calls.add(call)
@@ -94,7 +95,7 @@ class BackgroundCalls:
     def end_call(self, call: BackgroundCall | None) -> None:
         """Remove a call that has ended. Idempotent."""
         if call is not None:
-            with self._changed:
+            with self._lock:
                 self._calls.discard(call)
                 if self.closed:
                     self._changed.notify_all()
@@ -108,7 +109,7 @@ class BackgroundCalls:
         Args:
             steps: How often to wait for `STEP_TIMEOUT_S`. After that, calls in flight are canceled.
         """
-        with self._changed:
+        with self._lock:
             self.closed = True
             for _ in range(steps):
                 if self._changed.wait_for(lambda: not self._in_flight(), STEP_TIMEOUT_S):

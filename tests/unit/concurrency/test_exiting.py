@@ -4,6 +4,8 @@ import threading
 
 import pytest
 
+from fixtures.interrupts import interrupted_everywhere
+from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.exiting import BackgroundCalls
 from rpcwheel.events import TaskFailed
@@ -78,6 +80,11 @@ def test_end_call_is_idempotent(background):
     background.end_call(call)
     background.end_call(other)
     background.close(MANY)
+
+
+def test_calls_begin_after_one_that_was_interrupted(background):
+    for _ in interrupted_everywhere(lambda: background.end_call(background.begin_call())):
+        run_threads(lambda: background.end_call(background.begin_call()))
 
 
 def test_close_does_not_wait_for_a_call_that_was_garbage_collected(background):

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from fixtures.forks import holds_in_child
+from fixtures.interrupts import interrupted_everywhere
 from fixtures.timers import cannot_start
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency import executor
@@ -44,6 +45,15 @@ def test_submit_with_first_runs_a_job_before_the_waiting_jobs():
     serial.submit(lambda: seen.append("first"), first=True)
     gate.set()
     assert wait_until(lambda: seen == ["first", "second"])
+
+
+def test_an_interrupted_submit_leaves_the_executor_working():
+    serial = SerialExecutor()
+    for place in interrupted_everywhere(lambda: serial.submit(bool)):
+        done = threading.Event()
+        serial.submit(done.set)
+        assert done.wait(WAIT_S), place
+        assert serial.wait(WAIT_S)
 
 
 def test_beyond_the_limit_the_oldest_jobs_are_dropped():
