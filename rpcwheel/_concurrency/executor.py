@@ -285,7 +285,8 @@ class SerialExecutor:
         self._lock = threading.RLock()  # a finalizer may submit
         self._changed = threading.Condition(self._lock)
         self._jobs: deque[Job] = deque(maxlen=self._limit)
-        self._running = False
+        self._running = False  # or about to
+        self._has_begun = False
 
     def submit(self, job: Job, *, first: bool = False) -> None:
         """Run `job` after the waiting jobs, or with `first` before them. Never blocks.
@@ -313,8 +314,9 @@ class SerialExecutor:
             elif was_running and self._run is None:
                 EXECUTOR.retry(self)  # its thread may not have been started
         except BaseException:  # of a signal handler; the next `start` runs the jobs
-            if starts:
-                self._running = False
+            with self._lock:
+                if starts and not self._has_begun:
+                    self._running = False
             raise
 
     def wait(self, timeout_s: float) -> bool:
@@ -329,17 +331,24 @@ class SerialExecutor:
             self._run(self._run_jobs)
 
     def _run_jobs(self) -> None:
+        begins = False
         try:
-            while True:
+            with self._lock:
+                # Another run has begun if its `start` was interrupted.
+                begins = not self._has_begun
+                self._running = self._has_begun = True
+            while begins:
                 with self._lock:
                     if not self._jobs:
-                        self._running = False
+                        self._running = self._has_begun = False
                         self._changed.notify_all()
                         return
                     job = self._jobs.popleft()
                 job()
         except BaseException:
-            self._start_run()  # for the remaining jobs
+            if begins:
+                self._has_begun = False
+                self._start_run()  # for the remaining jobs
             raise
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from fixtures.forks import holds_in_child
-from fixtures.interrupts import interrupted_everywhere
+from fixtures.interrupts import interrupted_at_each_call
 from fixtures.programs import run_program
 from fixtures.timers import cannot_start, inherit_contexts, run_threads
 from fixtures.waiting import WAIT_S, wait_until
@@ -74,7 +74,7 @@ def test_a_job_runs_on_a_named_daemon_thread():
 
 
 def test_an_interrupted_submit_leaves_the_executor_working(pool):
-    for place in interrupted_everywhere(lambda: pool.submit("key", bool)):
+    for place in interrupted_at_each_call(lambda: pool.submit("key", bool)):
         assert run(pool).wait(WAIT_S), place
     assert wait_until(lambda: not pool._running)
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from fixtures.interrupts import interrupted_everywhere
+from fixtures.interrupts import interrupted_at_each_call
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.exiting import BackgroundCalls
@@ -83,7 +83,7 @@ def test_end_call_is_idempotent(background):
 
 
 def test_calls_begin_after_one_that_was_interrupted(background):
-    for _ in interrupted_everywhere(lambda: background.end_call(background.begin_call())):
+    for _ in interrupted_at_each_call(lambda: background.end_call(background.begin_call())):
         run_threads(lambda: background.end_call(background.begin_call()))
 
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from fixtures.forks import holds_in_child
-from fixtures.interrupts import interrupted_everywhere
+from fixtures.interrupts import interrupted_at_each_call
 from fixtures.timers import cannot_start
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency import executor
@@ -49,11 +49,55 @@ def test_submit_with_first_runs_a_job_before_the_waiting_jobs():
 
 def test_an_interrupted_submit_leaves_the_executor_working():
     serial = SerialExecutor()
-    for place in interrupted_everywhere(lambda: serial.submit(bool)):
+    for place in interrupted_at_each_call(lambda: serial.submit(bool)):
         done = threading.Event()
         serial.submit(done.set)
         assert done.wait(WAIT_S), place
         assert serial.wait(WAIT_S)
+
+
+def test_a_submit_that_is_interrupted_when_its_run_has_begun_starts_no_second_run_beside_it():
+    runs, seen, begun, end = [], [], threading.Event(), threading.Event()
+
+    def run(jobs):
+        runs.append(threading.Thread(target=jobs, daemon=True))
+        if len(runs) == 1:
+            runs[0].start()
+            assert begun.wait(WAIT_S)
+            raise KeyboardInterrupt
+
+    serial = SerialExecutor(run=run)
+    with pytest.raises(KeyboardInterrupt):
+        serial.submit(lambda: (begun.set(), end.wait(WAIT_S)))
+    serial.submit(lambda: seen.append(end.is_set()))
+    assert not serial.wait(0)
+    assert (len(runs), seen) == (1, [])
+    end.set()
+    runs[0].join(WAIT_S)
+    assert seen == [True]
+
+
+def test_of_two_runs_after_an_interrupted_submit_one_runs_the_jobs():
+    runs, seen, begun, end = [], [], threading.Event(), threading.Event()
+
+    def run(jobs):
+        runs.append(jobs)
+        if len(runs) == 1:
+            raise KeyboardInterrupt
+
+    serial = SerialExecutor(run=run)
+    with pytest.raises(KeyboardInterrupt):
+        serial.submit(lambda: (begun.set(), end.wait(WAIT_S)))
+    serial.submit(lambda: seen.append(end.is_set()))
+    thread = threading.Thread(target=runs[0], daemon=True)
+    thread.start()
+    assert begun.wait(WAIT_S)
+    runs[1]()
+    assert seen == []
+    end.set()
+    thread.join(WAIT_S)
+    assert seen == [True]
+    assert serial.wait(0)
 
 
 def test_beyond_the_limit_the_oldest_jobs_are_dropped():
