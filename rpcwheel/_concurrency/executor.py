@@ -81,6 +81,9 @@ class KeyedExecutor:
         Jobs of one key start in order. An exception of a job becomes a `TaskFailed` event. If no
         thread can be started, an `ExecutorRejected` event is emitted on the calling thread, under
         the locks that it holds, and the job waits until a thread is free or can be started.
+
+        An interrupted `submit` leaves the lock free. Its job may start only with a later one of any
+        key, and a job whose thread was refused before may be lost.
         """
         with self._lock:
             if key in self._running and self._busy() >= self._shared_threads:
@@ -125,14 +128,22 @@ class KeyedExecutor:
         try:
             _Thread(self._work, name).start()
         except RuntimeError as error:  # "can't start new thread"
-            with self._lock:
-                if (key, job) not in self._handed:
-                    return  # another thread took it before it would have ended
-                self._handed.remove((key, job))
-                self._note_end(key)
-                self._waiting.setdefault(key, deque()).appendleft(job)
-            self._plan_retry()
-            emit(ExecutorRejected(timer=self._name, task=callable_name(job), error=error))
+            if self._take_back(key, job):
+                emit(ExecutorRejected(timer=self._name, task=callable_name(job), error=error))
+        except BaseException:  # of a signal handler; the thread may not have been started
+            self._take_back(key, job)
+            raise
+
+    def _take_back(self, key: Hashable, job: Job) -> bool:
+        """Let a job that was handed over wait. Returns False if a thread has taken it already."""
+        with self._lock:
+            if (key, job) not in self._handed:
+                return False
+            self._handed.remove((key, job))
+            self._note_end(key)
+            self._waiting.setdefault(key, deque()).appendleft(job)
+        self._plan_retry()
+        return True
 
     def _plan_retry(self) -> None:
         """Have the timer try again, unless it will. Without the lock: the timer has locks too.

@@ -79,6 +79,19 @@ def test_an_interrupted_submit_leaves_the_executor_working(pool):
     assert wait_until(lambda: not pool._running)
 
 
+def test_a_job_whose_thread_was_interrupted_starts_with_a_later_job(monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    pool, first = KeyedExecutor("rpcwheel-test", shared_threads=1), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pool.submit("key", first.set)
+    assert run(pool).wait(WAIT_S)
+    assert first.is_set()
+
+
 def test_jobs_of_a_key_start_in_order_on_one_thread(hang):
     pool, first, order = KeyedExecutor("rpcwheel-test", shared_threads=1), hang(), []
     pool.submit("key", first)
