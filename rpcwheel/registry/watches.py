@@ -160,7 +160,8 @@ class ServiceWatch:
     def reset(self) -> None:
         """Close this in a forked child, where no thread updates it."""
         self._closed = True
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered itself: see the module `executor`
+        self._changed = threading.Condition(self._lock)
         self._pending: list[_Pending | str] = []  # views and reasons, no two of a kind in a row
 
     @property
@@ -181,7 +182,7 @@ class ServiceWatch:
         changes it may see only the last. What it raises is an event, `CallbackFailed`.
         """
         listener = Listener(self, function)
-        with self._changed:
+        with self._lock:
             if len(self._queues) < LISTENER_QUEUES:
                 self._queues.append(SerialExecutor())
             queue = self._queues[next(self._turn) % LISTENER_QUEUES]
@@ -193,7 +194,7 @@ class ServiceWatch:
 
     def remove_listener(self, listener: Listener) -> None:
         """Call it no more. Idempotent."""
-        with self._changed:
+        with self._lock:
             self._listeners.pop(listener, None)
 
     def wait(self, timeout_s: float | None = None) -> Snapshot | None:
@@ -207,7 +208,7 @@ class ServiceWatch:
         """
         if timeout_s is not None:
             timeout_s = min(timeout_s, threading.TIMEOUT_MAX)
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._shown is not None or self._closed, timeout_s)
         return self.snapshot
 
@@ -226,7 +227,7 @@ class ServiceWatch:
 
         What is known can still be read. If the registry agrees with it now, the file is updated.
         """
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
@@ -260,7 +261,7 @@ class ServiceWatch:
 
     def _add(self, news: _Pending | str) -> None:
         """Apply it on a worker, merged with the last one that waits if both are of one kind."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             pending, was_pending = self._pending, bool(self._pending)
@@ -285,7 +286,7 @@ class ServiceWatch:
             pending[place] = following.merged_with(dropped)
 
     def _apply_pending(self) -> None:
-        with self._changed:
+        with self._lock:
             pending, self._pending = self._pending, []
         for news in pending:
             if isinstance(news, str):
@@ -305,7 +306,7 @@ class ServiceWatch:
         before, shown = self._shown, self._cache.shown
         self._shown = shown
         if shown is not None and (before is None or before.snapshot is not shown.snapshot):
-            with self._changed:
+            with self._lock:
                 listeners = list(self._listeners.items())
                 self._changed.notify_all()
             for listener, queue in listeners:
@@ -315,7 +316,7 @@ class ServiceWatch:
                 self._snapshots.keep(self.service, instances, partial(self._agrees, instances))
         if events:
             self._events.emit(*events)
-        with self._changed:
+        with self._lock:
             if not self._closed:
                 self._timer.set(self._cache.next_wake_ns)
 

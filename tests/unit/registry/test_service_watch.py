@@ -7,6 +7,7 @@ import pytest
 
 from fixtures.cache_worlds import REGISTRY, SERVICE, SnapshotListener, ids_of, instances, view
 from fixtures.forks import holds_in_child
+from fixtures.interrupts import interrupted_at_each_call
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.executor import SerialExecutor
@@ -161,6 +162,11 @@ def test_close_ends_a_wait_without_limit(watch, timeout_s):
     watch.close()
     waiting.join(WAIT_S)
     assert results == [None]
+
+
+def test_other_threads_use_a_watch_after_a_wait_that_was_interrupted(watch):
+    for _ in interrupted_at_each_call(lambda: watch.wait(0)):
+        run_threads(lambda: watch.add_listener(print).close())
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
