@@ -49,6 +49,9 @@ IDLE_TIMEOUT_S: Final = 0.05
 RETRY_S: Final = 1.0
 """Seconds until the next attempt to start a thread, after one that failed."""
 
+BEGIN_TIMEOUT_S: Final = 5.0
+"""Seconds for which the exit waits for a thread that begins."""
+
 EXECUTOR_NAME: Final = "rpcwheel-worker"
 """The `timer` of its events."""
 
@@ -258,7 +261,7 @@ def _wait_for_new_threads() -> None:
     _Started.waits = True
     for thread in threading.enumerate():
         if isinstance(thread, _Thread):
-            thread.has_started.wait()
+            thread.has_started.wait(BEGIN_TIMEOUT_S)  # one may never begin: it was interrupted
 
 
 atexit.register(_wait_for_new_threads)
