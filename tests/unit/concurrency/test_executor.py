@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from fixtures.exiting_process import STARTS_THREADS
 from fixtures.forks import holds_in_child
 from fixtures.interrupts import interrupted_at_each_call
 from fixtures.programs import run_program
@@ -209,6 +210,7 @@ def test_submit_does_not_wait_for_the_new_thread(pool, monkeypatch):
     assert in_time == [True]
 
 
+@STARTS_THREADS
 def test_the_exit_waits_until_new_threads_run():
     """One that began later would use memory that the interpreter has freed."""
     output, _ = run_program(
