@@ -54,7 +54,7 @@ def lacks_descriptors() -> bool:
     """
     with ExitStack() as files:
         try:
-            for _ in range(DESCRIPTORS):  # as SQLite has closed those that it could open
+            for _ in range(DESCRIPTORS):  # SQLite has closed the files that it could open
                 files.enter_context(open(os.devnull, "rb"))  # noqa: PTH123 - no path of users
         except OSError as error:
             return error.errno in {errno.EMFILE, errno.ENFILE}

@@ -158,7 +158,7 @@ def cancel_attempt(call: Any) -> bool:
 
 
 def abandon_attempt(call: Any) -> None:
-    """Cancel an attempt whose result nobody reads.
+    """Cancel an attempt whose result is not needed.
 
     `cancel` of a unary call of grpc.aio also cancels its task, which waits for gRPC's core. Then
     about 1 KB is never freed (grpcio 1.69 to 1.85, https://github.com/grpc/grpc/issues/43360).

@@ -154,9 +154,9 @@ class JournalWorker:
             functions: Functions decorated by `with_failback(journal=...)` with the same journal.
                 Their own settings apply to their calls. Closing the worker closes their queues.
             retry_on: After which failures a gRPC call is attempted again; as in `FailbackPolicy`.
-                After others it becomes a dead letter, except after those that only show that the
-                server is busy, is being stopped or cannot be reached. None: the status codes that
-                the program's policy named when it stored the call.
+                After other failures it becomes a dead letter, unless the server was only busy, was
+                being stopped or could not be reached. None: the status codes that the program's
+                policy named when it stored the call.
             backoff: The wait before the next attempt of a gRPC call; as in `FailbackPolicy`.
             max_attempts: The maximum number of attempts of a gRPC call. None: only its maximum age
                 limits them.

@@ -346,7 +346,7 @@ class Journal:
         self.remove_worker(worker)
 
     def _begin(self, job: Callable[[], object]) -> Future[None]:
-        """Run a job that has the lock, after those that were begun before; for `_wait`."""
+        """Submit a job that has the lock, after the jobs before it; `_wait` waits for its end."""
         done: Future[None] = Future()
 
         def run() -> None:

@@ -217,9 +217,9 @@ class SqliteFile(SqliteConnection):
             return kind(f"{self._path}: {error.strerror}")
         if extended_code == sqlite3.SQLITE_READONLY_DBMOVED:
             return RegistryUnavailable(f"{self._path} was replaced or deleted during this request")
-        is_limit = code == sqlite3.SQLITE_CANTOPEN and lacks_descriptors()
+        has_too_many_open = code == sqlite3.SQLITE_CANTOPEN and lacks_descriptors()
         is_directory, parent = self._path.is_dir(), self._path.parent
-        if code in FORBIDDEN and parent.is_dir() and not (is_directory or is_limit):
+        if code in FORBIDDEN and parent.is_dir() and not (is_directory or has_too_many_open):
             return RegistryRefused(
                 f"{self._path}: this user may not write it, or its directory ({error})"
             )
@@ -234,7 +234,7 @@ class SqliteFile(SqliteConnection):
                 text = "it is no registry, or damaged; move it away, and another one is created"
             case sqlite3.SQLITE_CANTOPEN:
                 place = "it is a directory" if is_directory else f"there is no directory {parent}"
-                text = TOO_MANY_OPEN if is_limit else place
+                text = TOO_MANY_OPEN if has_too_many_open else place
             case _:
                 text = f"{error} ({getattr(error, 'sqlite_errorname', type(error).__name__)})"
         return RegistryUnavailable(f"{self._path}: {text}")
