@@ -13,7 +13,7 @@ from fixtures.balanced_channels import dead  # noqa: F401 - fixtures
 from fixtures.exiting_process import STARTS_THREADS, output_of
 from fixtures.heartbeats import server  # noqa: F401
 from fixtures.shop import UNARY_UNARY
-from fixtures.waiting import aio_wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until, in_thread
 from rpcwheel._concurrency.exiting import BackgroundCalls
 from rpcwheel.errors import FailbackClosed
 from rpcwheel.failback import FailbackInvoker as SyncFailbackInvoker
@@ -137,10 +137,8 @@ def test_calls_queued_when_background_calls_end_are_reported_and_flush_returns(t
         raise OSError
 
     queue.invoke(fail)
-    flushed = []
     background.closed = True
-    flushing = threading.Thread(target=lambda: flushed.append(queue.flush()))
-    flushing.start()
+    flushing = in_thread(queue.flush)
     background.close()
-    flushing.join()
-    assert (tries, flushed, queue.stats().lost) == ([0], [True], 1)
+    assert flushing.result(WAIT_S) is True
+    assert (tries, queue.stats().lost) == ([0], 1)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import grpc
@@ -11,7 +10,7 @@ import pytest
 
 from fixtures.clients import WAYS, held, in_every_way, ways
 from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Hang, Silent
-from fixtures.waiting import wait_until
+from fixtures.waiting import in_thread, wait_until
 from fixtures.ways import open_in_kit, open_intercepted
 from fixtures.worlds import METHODS, RETRY, only_aio
 from rpcwheel.admission import BreakerPolicy, ConcurrencyPolicy, ThrottlePolicy
@@ -472,18 +471,17 @@ def test_a_call_that_waits_is_not_sent_after_a_channel_with_a_queued_call_is_clo
     second = client.begin(channel)
     wait_until(lambda: waiting() == 1)
     grace = (GRACE_S,) if world.name == "aio" else ()
-    with ThreadPoolExecutor() as threads:
-        closing = threads.submit(world.do, channel.close, *grace)
-        assert second.code() is grpc.StatusCode.CANCELLED
-        assert waiting() == 0
-        if world.name == "sync":
-            closing.result(GRACE_S)  # has canceled the call that runs, unless it is blocking
-        shop.calls[1].ended.set()
-        if world.name == "aio" or client.style == "blocking":
-            assert client.answer(first) == b"x"
-        else:
-            assert first.code() is grpc.StatusCode.CANCELLED
-        closing.result(GRACE_S)
+    closing = in_thread(world.do, channel.close, *grace)
+    assert second.code() is grpc.StatusCode.CANCELLED
+    assert waiting() == 0
+    if world.name == "sync":
+        closing.result(GRACE_S)  # has canceled the call that runs, unless it is blocking
+    shop.calls[1].ended.set()
+    if world.name == "aio" or client.style == "blocking":
+        assert client.answer(first) == b"x"
+    else:
+        assert first.code() is grpc.StatusCode.CANCELLED
+    closing.result(GRACE_S)
     assert len(shop.calls) == 2
     world.do(kit.close, 0)
 
@@ -527,12 +525,11 @@ def test_a_delivery_that_waits_is_sent_although_its_channel_is_closed(shop, worl
     assert world.call(channel, "unary_unary", b"a").result() is None
     running = world.call(channel, "unary_unary", b"b")
     assert hang.begun.wait(30)
-    with ThreadPoolExecutor() as threads:
-        flushed = threads.submit(world.do, kit.flush, GRACE_S)
-        wait_until(lambda: waiting() == 1)
-        world.do(channel.close)
-        assert running.code() is grpc.StatusCode.CANCELLED
-        assert flushed.result(GRACE_S)
+    flushed = in_thread(world.do, kit.flush, GRACE_S)
+    wait_until(lambda: waiting() == 1)
+    world.do(channel.close)
+    assert running.code() is grpc.StatusCode.CANCELLED
+    assert flushed.result(GRACE_S)
     assert [call.requests for call in shop.calls] == [[b"a"], [b"b"], [b"a"]]
     assert world.do(kit.close) == []
 
@@ -546,12 +543,11 @@ def test_a_hedge_that_waits_does_not_end_its_call_during_the_grace_of_close(
     wait_until(lambda: timer.pending == 1)
     timer.advance(1.0)
     wait_until(lambda: waiting() == 1)
-    with ThreadPoolExecutor() as threads:
-        closing = threads.submit(client.world.do, channel.close, GRACE_S)
-        wait_until(lambda: waiting() == 0)
-        shop.calls[0].ended.set()
-        assert client.answer(call) == b"x"
-        closing.result(GRACE_S)
+    closing = in_thread(client.world.do, channel.close, GRACE_S)
+    wait_until(lambda: waiting() == 0)
+    shop.calls[0].ended.set()
+    assert client.answer(call) == b"x"
+    closing.result(GRACE_S)
     assert len(shop.calls) == 1
 
 

@@ -1,14 +1,12 @@
 """`BroadcastChannel`: each unary call goes to all servers at once."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import grpc
 import pytest
 
 from fixtures.balanced_channels import connect, hang_all, instance
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from fixtures.ways import failure_of
 from fixtures.worlds import only_sync
 from rpcwheel import MethodPolicy, RetryPolicy
@@ -22,13 +20,6 @@ def channels(world, shops, timer):
     """A channel to each server, without a balancer."""
     make = world.module("transport").ReconnectingChannel
     return [world.keep(world.do(make, shop.target, timer=timer)) for shop in shops]
-
-
-@pytest.fixture
-def threads():
-    """A thread for a call that blocks."""
-    with ThreadPoolExecutor(1) as threads:
-        yield threads
 
 
 def broadcast(world, channel, **options):
@@ -93,9 +84,9 @@ def test_failures_count_for_outlier_ejection(world, shops, open_balanced):
 
 
 @pytest.mark.parametrize("options", [{"timeout": None}, {"wait_for_ready": True}, {}])
-def test_it_waits_until_instances_are_known(world, shops, open_balanced, threads, options):
+def test_it_waits_until_instances_are_known(world, shops, open_balanced, options):
     channel = open_balanced()
-    waiting = threads.submit(broadcast, world, channel, **options)
+    waiting = in_thread(broadcast, world, channel, **options)
     world.do(channel.update, [instance(shops[0])])
     assert waiting.result(WAIT_S) == {shops[0].target: b"x"}
 
@@ -109,12 +100,12 @@ def test_it_waits_no_longer_than_pick_timeout_or_its_deadline(world, open_balanc
     assert failure_of(lambda: broadcast(world, channel)) == ("UNAVAILABLE", unknown)
 
 
-def test_with_wait_for_ready_it_waits_for_all_servers_at_once(world, shops, open_balanced, threads):
+def test_with_wait_for_ready_it_waits_for_all_servers_at_once(world, shops, open_balanced):
     channel = open_balanced(*shops)
     for shop in shops:
         shop.kill()
     options = {"timeout": 2 * WAIT_S, "wait_for_ready": True}
-    waiting = threads.submit(broadcast, world, channel, **options)
+    waiting = in_thread(broadcast, world, channel, **options)
     first = [shops[0], shops[2]]
     for shop in first:
         shop.start()
@@ -161,9 +152,9 @@ def test_an_exception_of_an_interceptor_is_the_error_of_its_server(world, shops,
     assert error.responses == {shops[1].target: b"x"}
 
 
-def test_a_channel_that_is_closed_meanwhile_is_one_of_the_errors(world, shops, channels, threads):
+def test_a_channel_that_is_closed_meanwhile_is_one_of_the_errors(world, shops, channels):
     hangs = hang_all(shops)
-    waiting = threads.submit(failure, world, channels)
+    waiting = in_thread(failure, world, channels)
     assert all(hang.begun.wait(WAIT_S) for hang in hangs)
     world.do(channels[0].close)
     for shop in shops[1:]:

@@ -11,7 +11,7 @@ import pytest
 from fixtures.balanced_channels import connect, counts, instance, subchannel_of
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import Silent
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from fixtures.ways import hanging_call, ways_to_call
 from rpcwheel.errors import ConfigurationError
 
@@ -76,9 +76,7 @@ def test_no_call_fails_while_the_instances_change(world, shops, dead, open_balan
                 except Exception as error:  # noqa: BLE001
                     failures.append((name, error))
 
-    threads = [threading.Thread(target=make_calls) for _ in range(3)]
-    for thread in threads:
-        thread.start()
+    calling = [in_thread(make_calls) for _ in range(3)]
     for number in range(48):
         for one in channel.subchannels:
             one.mark_unhealthy("the test")
@@ -91,8 +89,8 @@ def test_no_call_fails_while_the_instances_change(world, shops, dead, open_balan
         made = sum(counts(shops))
         assert wait_until(lambda made=made: sum(counts(shops)) > made + 5 or failures)
     over.set()
-    for thread in threads:
-        thread.join(2 * WAIT_S)
+    for one in calling:
+        one.result(2 * WAIT_S)
     assert failures == []
     assert wait_until(lambda: channel.calls == 0)
 
@@ -173,12 +171,10 @@ def test_calls_that_are_made_during_close_end(world, shops, open_balanced):
             except (grpc.RpcError, grpc.FutureCancelledError, CancelledError):
                 pass
 
-    threads = [threading.Thread(target=make_calls) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for _ in threads:
+    calling = [in_thread(make_calls) for _ in range(3)]
+    for _ in calling:
         assert begun.acquire(timeout=WAIT_S)
     world.do(channel.close)
-    for thread in threads:
-        thread.join(WAIT_S)
+    for one in calling:
+        one.result(WAIT_S)
     assert len(ends) == 3

@@ -3,7 +3,6 @@
 import gc
 import inspect
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import grpc
@@ -11,7 +10,7 @@ import pytest
 
 from fixtures.balanced_channels import connect, instance
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from fixtures.ways import failure_of
 from fixtures.worlds import KINDS, only_sync
 from rpcwheel.balancer import BalancedChannel, RingHash
@@ -136,13 +135,12 @@ def test_close_ends_blocked_calls(open_balanced):
 
     channel = open_balanced(1, lb_policy=Waiting("x-user"))
     unary, stream = channel.unary_unary(UNARY_UNARY), channel.unary_stream(UNARY_STREAM)
-    with ThreadPoolExecutor(1) as threads:
-        blocked = threads.submit(unary, b"x")
-        assert wait_until(lambda: len(picks) > 1)  # the second while it waits
-        held = [unary.future(b"x"), stream(b"x")]
-        channel.close()
-        with pytest.raises(grpc.RpcError, match="Channel closed!") as ended:
-            blocked.result(WAIT_S)
+    blocked = in_thread(unary, b"x")
+    assert wait_until(lambda: len(picks) > 1)  # the second while it waits
+    held = [unary.future(b"x"), stream(b"x")]
+    channel.close()
+    with pytest.raises(grpc.RpcError, match="Channel closed!") as ended:
+        blocked.result(WAIT_S)
     ends = [(call.code(), call.details()) for call in (ended.value, *held)]
     assert ends == [(grpc.StatusCode.CANCELLED, "Channel closed!")] * 3
 
@@ -158,10 +156,9 @@ def test_first_calls_on_several_threads_share_one_connection(shops, open_balance
     made = []
     channel = open_balanced(shops[0], connect=connect, on_subchannel=made.append)
     call = channel.unary_unary(UNARY_UNARY)
-    with ThreadPoolExecutor(4) as threads:
-        calls = [threads.submit(call, b"x", timeout=WAIT_S) for _ in range(4)]
-        assert entered.acquire(timeout=WAIT_S)
-        gate.set()
-        assert [call.result(WAIT_S) for call in calls] == [b"x"] * 4
+    calls = [in_thread(call, b"x", timeout=WAIT_S) for _ in range(4)]
+    assert entered.acquire(timeout=WAIT_S)
+    gate.set()
+    assert [call.result(WAIT_S) for call in calls] == [b"x"] * 4
     assert made == list(channel.subchannels)
     assert len({seen.peer for seen in shops[0].calls}) == 1

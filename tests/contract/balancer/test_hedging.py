@@ -1,7 +1,6 @@
 """The attempts of a hedged call go to different servers."""
 
 import socket
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -15,7 +14,7 @@ from fixtures.balanced_channels import (
     in_front_of,
 )
 from fixtures.shop import Fail, Hang
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel import HedgingPolicy
 
 AT_ONCE = {"delay": 0, "max_attempts": 3}
@@ -56,11 +55,10 @@ def test_each_attempt_goes_to_another_server_and_the_first_response_wins(
     if connected:
         connect(world, channel)
     hangs = hang_all(shops)
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(call, world, hedged)
-        assert all(hang.begun.wait(WAIT_S) for hang in hangs)
-        shops[1].calls[0].ended.set()
-        assert waiting.result(WAIT_S) == b"x"
+    waiting = in_thread(call, world, hedged)
+    assert all(hang.begun.wait(WAIT_S) for hang in hangs)
+    shops[1].calls[0].ended.set()
+    assert waiting.result(WAIT_S) == b"x"
     assert counts(shops) == [1, 1, 1]
     assert all(shop.calls[0].ended.wait(WAIT_S) for shop in shops)  # canceled
     assert wait_until(lambda: channel.calls == 0)

@@ -1,6 +1,5 @@
 """Calls that a server refuses before their handlers go to another server."""
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import grpc
@@ -17,7 +16,7 @@ from fixtures.balanced_channels import (
     subchannel_of,
 )
 from fixtures.shop import Fail, Hang, Refuse
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel import ConcurrencyPolicy, HedgingPolicy, RetryPolicy
 from rpcwheel.balancer import OutlierEjectionPolicy
 
@@ -55,13 +54,12 @@ def test_a_refused_call_goes_to_each_other_server_at_once(
     _, retried = open_retried(*shops, idempotent=idempotent, lb_policy=lb_policy)
     for shop in shops:
         shop.then(LONG)
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(call, world, retried)
-        wait_until(lambda: counts(shops) == [1, 1, 1])
-        wait_until(lambda: timer.pending == 1)  # all have refused: it waits for the pushback
-        assert not waiting.done()
-        timer.advance(5.0)
-        assert waiting.result(WAIT_S) == b"x"
+    waiting = in_thread(call, world, retried)
+    wait_until(lambda: counts(shops) == [1, 1, 1])
+    wait_until(lambda: timer.pending == 1)  # all have refused: it waits for the pushback
+    assert not waiting.done()
+    timer.advance(5.0)
+    assert waiting.result(WAIT_S) == b"x"
     assert sum(counts(shops)) == 4
 
 

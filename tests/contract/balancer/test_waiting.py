@@ -2,16 +2,14 @@
 
 import gc
 import socket
-import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
 from fixtures.balanced_channels import First, connect, counts, instance, wait_until_lost
 from fixtures.shop import UNARY_UNARY, Fail, Hang
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from fixtures.ways import all_at_once, hanging_call, ways_to_call
 from fixtures.worlds import KINDS, Stop, each_kind
 from rpcwheel.balancer import RingHash
@@ -198,13 +196,12 @@ def test_an_error_of_a_key_function_is_raised_by_its_call_only(world, shops, ope
 
     channel = open_balanced(lb_policy=RingHash(key), policy=NO_LIMIT)
     calls = [world.call(channel, "unary_unary", one) for one in (b"bad", b"good") * 2]
-    with ThreadPoolExecutor(1) as threads:
-        method = channel.unary_unary(UNARY_UNARY)
-        blocked = threads.submit(world.do, method, b"bad")
-        world.do(channel.update, [instance(shops[0])])
-        for one in (calls[0], calls[2], blocked):
-            with pytest.raises(KeyError, match="bad"):
-                one.result()
+    method = channel.unary_unary(UNARY_UNARY)
+    blocked = in_thread(world.do, method, b"bad")
+    world.do(channel.update, [instance(shops[0])])
+    for one in (calls[0], calls[2], blocked):
+        with pytest.raises(KeyError, match="bad"):
+            one.result()
     assert (calls[1].result(), calls[3].result()) == (b"good", b"good")
     code = {"sync": "INTERNAL", "aio": "UNKNOWN"}[world.name]
     assert calls[0].code().name == code
@@ -221,9 +218,7 @@ def test_user_code_runs_without_the_lock_of_the_channel(world, shops, open_balan
 
     def update_on_a_thread(*_):
         instances = [instance(shops[0]), instance(shops[1])]
-        thread = threading.Thread(target=lambda: made.append(channel.update(instances)))
-        thread.start()
-        thread.join(WAIT_S)
+        made.append(in_thread(channel.update, instances).result(WAIT_S))
         return "k"
 
     def on_subchannel(subchannel):

@@ -4,7 +4,6 @@ import gc
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from fixtures.balanced_channels import connect, instance, wait_until_lost
 from fixtures.forks import holds_in_child
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang, Silent
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from fixtures.ways import hanging_call
 from fixtures.worlds import only_sync
 from rpcwheel._concurrency import executor
@@ -49,12 +48,11 @@ class Counting(RingHash):
 def test_the_wait_of_a_blocked_call_counts_towards_its_timeout(shops, open_balanced, set_limit):
     set_limit("balancer.channel.WAKE_INTERVAL_S", 2 * WAIT_S)  # a worker reads the states
     channel = open_balanced(1, lb_policy=(picker := Counting()), policy=NO_LIMIT)
-    with ThreadPoolExecutor(1) as threads:
-        blocked = threads.submit(block, channel, timeout=90)
-        assert wait_until(lambda: picker.asked_s and picker.asked_s[-1] > picker.asked_s[0] + 0.3)
-        picker.prepare = lambda subchannels, weights: lambda *_: subchannels[0]
-        channel.update([instance(shops[0])])
-        assert blocked.result(WAIT_S) == b"ab"
+    blocked = in_thread(block, channel, timeout=90)
+    assert wait_until(lambda: picker.asked_s and picker.asked_s[-1] > picker.asked_s[0] + 0.3)
+    picker.prepare = lambda subchannels, weights: lambda *_: subchannels[0]
+    channel.update([instance(shops[0])])
+    assert blocked.result(WAIT_S) == b"ab"
     assert shops[0].calls[0].time_remaining < 90 - 0.1  # gRPC rounds to tenths
 
 

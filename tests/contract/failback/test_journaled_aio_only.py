@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 
 import grpc
 import pytest
@@ -12,7 +12,7 @@ from fixtures.grpcio import with_target
 from fixtures.journaled_clients import LATER, is_closed
 from fixtures.journals import stored, wait_for_none
 from fixtures.shop import UNARY_UNARY, Hang
-from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until, in_thread, wait_until
 from fixtures.worlds import only_aio
 from rpcwheel.call import CallPolicy
 from rpcwheel.errors import FailbackClosed, JournalFull
@@ -79,12 +79,12 @@ def test_a_queue_that_is_made_after_close_does_not_block_the_loop(
     patient = f"{url}?timeout=3600"
     queues, journal = new_queues(), open_journal(patient)
     world.do(queues.close, 0)
-    with ThreadPoolExecutor() as pool:
-        busy = pool.submit(journal.renew, "busy")
-        assert entered.wait(WAIT_S)
-        queue = world.do(queues.queue_for, policy(journal=patient), "*")
-        assert not busy.done()
-        go_on.set()
+    busy = in_thread(journal.renew, "busy")
+    assert entered.wait(WAIT_S)
+    queue = world.do(queues.queue_for, policy(journal=patient), "*")
+    assert not busy.done()
+    go_on.set()
+    busy.result(WAIT_S)
     with pytest.raises(FailbackClosed):
         world.do(queue._queue.store.append, None, 0)
     journal.close()

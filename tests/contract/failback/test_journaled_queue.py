@@ -4,7 +4,6 @@ import gc
 import threading
 import time
 import tracemalloc
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -22,7 +21,7 @@ from fixtures.journals import (
 )
 from fixtures.shop import Hang, Shop
 from fixtures.timers import FullTimer
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from fixtures.worlds import only_sync
 from rpcwheel.call import MethodPolicy
 from rpcwheel.call.metadata import RETRY_KEY
@@ -257,15 +256,14 @@ def test_close_keeps_the_lease_of_an_attempt_that_runs_and_gives_the_other_calls
     store(url, target=shop.target, delay_s=1.9)
     timer.advance(0.25)  # the next look takes the second call
     wait_until(lambda: queues.stats()["*"].pending == 2)
-    with ThreadPoolExecutor() as pool:
-        closing = pool.submit(queues.close, WAIT_S)
-        wait_until(lambda: is_closed(world, begin.channel, shop))
-        wait_until(lambda: stored(url, CallState.READY))
-        timer.advance(4)
-        take_over(1)
-        assert not closing.done()
-        shop.calls[0].ended.set()
-        assert closing.result(WAIT_S) == []
+    closing = in_thread(queues.close, WAIT_S)
+    wait_until(lambda: is_closed(world, begin.channel, shop))
+    wait_until(lambda: stored(url, CallState.READY))
+    timer.advance(4)
+    take_over(1)
+    assert not closing.done()
+    shop.calls[0].ended.set()
+    assert closing.result(WAIT_S) == []
     assert [call.state for call in stored(url)] == [CallState.TAKEN]  # by the other process
     assert events.of(FailbackLeaseLost) == []
 
@@ -509,15 +507,14 @@ def test_flush_with_a_stopped_timer_waits_for_the_result_of_a_call_that_has_just
         script["select"] = has_looked.set
 
     script["report"] = lambda: may_store.wait(WAIT_S)
-    with ThreadPoolExecutor() as pool:
-        flushes = [pool.submit(client.queues.flush, WAIT_S)]
-        assert hang.begun.wait(WAIT_S)
-        timer.stop()
-        script["take"] = end_the_call
-        flushes.append(pool.submit(client.queues.flush, WAIT_S))
-        assert has_looked.wait(WAIT_S)
-        may_store.set()
-        assert [flush.result() for flush in flushes] == [True, True]
+    flushes = [in_thread(client.queues.flush, WAIT_S)]
+    assert hang.begun.wait(WAIT_S)
+    timer.stop()
+    script["take"] = end_the_call
+    flushes.append(in_thread(client.queues.flush, WAIT_S))
+    assert has_looked.wait(WAIT_S)
+    may_store.set()
+    assert [flush.result() for flush in flushes] == [True, True]
 
 
 @pytest.mark.parametrize("request_name", ["take", "select"])

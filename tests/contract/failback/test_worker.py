@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import grpc
@@ -12,7 +11,7 @@ import pytest
 
 from fixtures.journals import stored_rpc
 from fixtures.shop import UNARY_STREAM, Fail, Hang
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.call.metadata import RETRY_KEY
 from rpcwheel.errors import ConfigurationError, JournalFull, JournalRefused
@@ -424,9 +423,9 @@ def test_close_cancels_attempts_after_the_grace_and_gives_their_calls_back(url, 
 def test_close_lets_attempts_end_within_the_grace(url, backend, shop):
     shop.then(hang := Hang())
     backend.append([stored_rpc(shop.target)])
-    with JournalWorker(url) as worker, ThreadPoolExecutor(1) as pool:
+    with JournalWorker(url) as worker:
         assert hang.begun.wait(WAIT_S)
-        closing = pool.submit(worker.close, WAIT_S)
+        closing = in_thread(worker.close, WAIT_S)
         shop.calls[0].ended.set()
         closing.result(WAIT_S)
     assert calls_of(backend) == []

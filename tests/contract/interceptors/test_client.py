@@ -23,7 +23,7 @@ from fixtures.clients import (
 )
 from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL
 from fixtures.shop import UNARY_STREAM, Fail, Hang, Silent
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel.call import (
     DeadlinePolicy,
     DefaultResponsePolicy,
@@ -197,14 +197,12 @@ def test_message_timeout_ends_a_stalled_stream_with_the_reason(shop, world, time
     assert call.read() == b"x"
     timer.advance(100.0)  # no caller waits for a message
     assert silent.begun.wait(WAIT_S)
-    errors = []
-    thread = threading.Thread(target=lambda: errors.append(call.error()))
-    thread.start()
+    ending = in_thread(call.error)
     wait_until(lambda: timer.pending == 1)
     timer.advance(3.0)
-    thread.join(WAIT_S)
-    assert errors[0].code() is call.code() is DEADLINE_EXCEEDED
-    assert errors[0].details() == "no message for 3 s (message_timeout)"
+    error = ending.result(WAIT_S)
+    assert error.code() is call.code() is DEADLINE_EXCEEDED
+    assert error.details() == "no message for 3 s (message_timeout)"
     assert not call.cancelled()
     assert shop.calls[0].ended.wait(WAIT_S)
     wait_until(lambda: StreamStalled(UNARY_STREAM, 3.0) in events)
@@ -216,14 +214,11 @@ def test_a_stream_that_stalls_before_its_first_message_is_retried(shop, world, t
     retry = retry_after(retry_on="DEADLINE_EXCEEDED")
     channel = world.retrying(shop.target, timeout=policy, retry=retry, timer=timer)
     call = world.call(channel, "unary_stream")
-    got = []
-    thread = threading.Thread(target=lambda: got.extend(call.result()))
-    thread.start()
+    reading = in_thread(call.result)
     assert silent.begun.wait(WAIT_S)
     wait_until(lambda: timer.pending == 1)
     timer.advance(3.0)
-    thread.join(WAIT_S)
-    assert got == [b"x"]
+    assert reading.result(WAIT_S) == [b"x"]
     assert len(shop.calls) == 2
 
 

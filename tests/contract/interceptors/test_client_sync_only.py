@@ -3,7 +3,6 @@
 import gc
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from fixtures.clients import LATER, SYNC_WAYS, patient, ways
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from fixtures.worlds import RETRY
 from rpcwheel.call import CallPolicy, DeadlinePolicy, DefaultResponsePolicy
 from rpcwheel.events import CallbackFailed, CallSlow, add_sink, remove_sink
@@ -123,11 +122,10 @@ def test_an_interrupt_during_the_wait_for_a_retry_leaves_no_timeout(
         wait_until(lambda: timer.pending == 2)  # the retry, and the watch for slow calls
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    interrupting = in_thread(interrupt)
     with pytest.raises(KeyboardInterrupt):
         channel.unary_unary(UNARY_UNARY)(b"x")
-    thread.join()
+    interrupting.result(WAIT_S)
     assert timer.pending == 0
 
 
@@ -194,13 +192,10 @@ def test_a_message_that_was_read_is_returned_once_although_the_attempt_has_timed
     )
     channel = grpc.intercept_channel(shop_channel, *ours, slow := Slow())
     stream = channel.unary_stream(UNARY_STREAM)(b"xyz")
-    messages = []
-    reader = threading.Thread(target=lambda: messages.append(next(stream)))
-    reader.start()
+    reading = in_thread(next, stream)
     assert slow.has_read.wait(WAIT_S)
     timer.advance(3.0)
-    reader.join(WAIT_S)
-    assert messages == [b"x"]
+    assert reading.result(WAIT_S) == b"x"
     with pytest.raises(grpc.RpcError) as caught:
         next(stream)
     assert caught.value.details() == "no message for 3 s (message_timeout)"
@@ -243,16 +238,13 @@ def test_a_message_of_an_abandoned_attempt_is_dropped(shop, shop_channel, timer)
     channel = grpc.intercept_channel(shop_channel, *ours, Wrapping())
     shop.then(Fail("UNAVAILABLE", read=True))
     stream = channel.stream_stream(STREAM_STREAM)(gated(b"x", rest))
-    got = []
-    thread = threading.Thread(target=lambda: got.append(next(stream)))
-    thread.start()
+    reading = in_thread(next, stream)
     assert begun.wait(WAIT_S)
     rest.set()
     patient(timer)
     wait_until(lambda: len(made) == 2)
     gate.set()
-    thread.join(WAIT_S)
-    assert got == [b"x"]
+    assert reading.result(WAIT_S) == b"x"
     stream.cancel()
 
 
@@ -320,10 +312,9 @@ def test_canceling_wakes_threads_that_wait(shop, open_channel, timer, style, nam
     shop.then("UNAVAILABLE")
     call = begin(open_channel(), style)
     wait_until(lambda: timer.pending == 1)
-    with ThreadPoolExecutor() as threads:
-        ends = [threads.submit(ended_by, getattr(call, name)) for name in names]
-        call.cancel()
-        assert [str(end.result(WAIT_S)) for end in ends] == [expected] * len(names)
+    ends = [in_thread(ended_by, getattr(call, name)) for name in names]
+    call.cancel()
+    assert [str(end.result(WAIT_S)) for end in ends] == [expected] * len(names)
 
 
 def ended_by(give):

@@ -15,7 +15,7 @@ from fixtures.clients import held, ways
 from fixtures.failback_queues import in_world
 from fixtures.interrupts import Interrupt
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from fixtures.worlds import RETRY
 from rpcwheel.admission import BreakerPolicy
 from rpcwheel.call import MethodPolicy, deadline_scope
@@ -472,10 +472,9 @@ def test_close_drains_all_queues_at_the_same_time(shop, client, open_channel, qu
             for seen in shop.calls:
                 seen.ended.set()  # the server answers
 
-    thread = threading.Thread(target=release)
-    thread.start()
+    releasing = in_thread(release)
     assert queues.close(drain_timeout=WAIT_S) == []
-    thread.join()
+    releasing.result(WAIT_S)
 
 
 # --- Only `grpc.aio` ---

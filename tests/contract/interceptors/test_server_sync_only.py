@@ -12,7 +12,7 @@ from fixtures.call_counts import codes_of
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.handlers import left, seconds, status
 from fixtures.small_servers import Gate, serving
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel.call import CallPolicy, DeadlinePolicy, current_criticality
 from rpcwheel.events import CallSlow
 from rpcwheel.interceptors import aio, server_interceptors
@@ -123,10 +123,9 @@ def test_a_stream_of_pushed_responses_is_slow_until_its_end(cancelled, timer, ev
         if cancelled:
             call.cancel()
         else:
-            thread = threading.Thread(target=pushes[0], args=(None,))
-            thread.start()
+            pushing_the_end = in_thread(pushes[0], None)
             assert list(call) == []
-            thread.join()
+            pushing_the_end.result(WAIT_S)
         assert wait_until(lambda: timer.pending == 0)
     # A worker may report a slow call of a client of an earlier test now, on a busy machine.
     assert [event for event in events.of(CallSlow) if event.side == "server"] == []

@@ -11,7 +11,7 @@ import pytest
 from fixtures.forks import holds_in_child
 from fixtures.journals import ScriptedJournal, store, stored, wait_until_quiet
 from fixtures.timers import run_threads
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel.errors import (
     ConfigurationError,
     JournalFull,
@@ -133,13 +133,12 @@ def test_a_worker_renews_its_lease_while_calls_are_appended_without_pause(journa
             journal.append(new_call(), MANY)
 
     script["append"] = another_one_comes
-    with ThreadPoolExecutor() as pool:
-        journal.append(new_call(), MANY)
-        assert appending.wait(WAIT_S)
-        try:
-            assert pool.submit(journal.renew, "w").result(WAIT_S)
-        finally:
-            ended.set()
+    journal.append(new_call(), MANY)
+    assert appending.wait(WAIT_S)
+    try:
+        assert in_thread(journal.renew, "w").result(WAIT_S)
+    finally:
+        ended.set()
 
 
 @pytest.mark.parametrize("bad", [{"attempts": 1 << 70}, {"delay_s": float("nan")}])
@@ -516,12 +515,12 @@ def test_a_call_that_waits_for_the_request_of_another_one_is_not_stored(silent, 
 
 def test_nobody_waits_for_an_engine_that_is_known_not_to_answer(silent, script):
     script["take"] = script.pop("append")
-    with ThreadPoolExecutor() as pool:
-        pool.submit(silent.take, "w", [ROUTE], 0.0)
-        wait_until(lambda: silent.append(new_call(), MANY).done())
-        for _ in range(100):
-            assert isinstance(silent.append(new_call(), MANY).exception(0), JournalUnavailable)
-        silent.answers.set()
+    taking = in_thread(silent.take, "w", [ROUTE], 0.0)
+    wait_until(lambda: silent.append(new_call(), MANY).done())
+    for _ in range(100):
+        assert isinstance(silent.append(new_call(), MANY).exception(0), JournalUnavailable)
+    silent.answers.set()
+    taking.exception(WAIT_S)
     assert silent.append_now(new_call(), MANY)
 
 

@@ -2,15 +2,13 @@
 
 import dataclasses
 import secrets
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
 from fixtures.engine_postgresql import PostgresqlEngine
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel.cli import main
 from rpcwheel.errors import (
     JournalFull,
@@ -149,15 +147,14 @@ def test_requests_of_operators_delay_no_workers_and_no_counts(journal, postgresq
     journal.append([new_call(1), new_call(2)])
     with psycopg.connect(postgresql.journal_url()) as other:
         other.execute(f"SELECT 1 FROM {schema}.call WHERE id = 1 FOR UPDATE")
-        deleting = threading.Thread(target=journal.delete, args=(Filter(),))
-        deleting.start()
+        deleting = in_thread(journal.delete, Filter())
         wait_until(lambda: other.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchall())
         journal.append([new_call(3)])
         assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [2, 3]
         assert [(depth.waiting, depth.taken) for depth in journal.depths()] == [(1, 2)]
-        assert deleting.is_alive()
+        assert not deleting.done()
         other.rollback()
-        deleting.join()
+        deleting.result(WAIT_S)
     assert bodies_of(journal.select(Filter())) == [3]
 
 
@@ -169,11 +166,10 @@ def test_a_call_that_is_being_taken_is_not_blocked_by_a_retried_dead_letter(
     journal.report("worker", [Dead(1, 2, "", "")])
     with psycopg.connect(postgresql.journal_url()) as other:
         other.execute(f"UPDATE {schema}.call SET state = 2, worker = 'other' WHERE id = 2")
-        retrying = threading.Thread(target=journal.retry, args=(Filter(ids=(1,)),))
-        retrying.start()
+        retrying = in_thread(journal.retry, Filter(ids=(1,)))
         wait_until(lambda: other.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchall())
         other.commit()
-        retrying.join()
+        retrying.result(WAIT_S)
     states = [one.state for one in journal.select(Filter())]
     assert states == [CallState.BLOCKED, CallState.TAKEN]
 
@@ -194,11 +190,11 @@ def test_an_append_waits_for_a_result_that_ends_the_call_before_it(
         query = "SELECT 1 FROM pg_locks WHERE NOT granted"
         wait_until(lambda: len(postgresql.ask(query)) == count)
 
-    with psycopg.connect(postgresql.journal_url()) as lock, ThreadPoolExecutor() as pool:
+    with psycopg.connect(postgresql.journal_url()) as lock:
         lock.execute("SELECT pg_advisory_xact_lock(1)")
-        reporting = pool.submit(journal.report, "worker", [Delivered(1)])
+        reporting = in_thread(journal.report, "worker", [Delivered(1)])
         wait_for_waiting(1)
-        appending = pool.submit(other.append, [new_call(2, order_key="a")])
+        appending = in_thread(other.append, [new_call(2, order_key="a")])
         wait_for_waiting(2)
         lock.rollback()
         assert reporting.result(WAIT_S) == []

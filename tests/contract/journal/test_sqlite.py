@@ -4,7 +4,6 @@ import os
 import sqlite3
 import stat
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 
@@ -13,7 +12,7 @@ import pytest
 from fixtures.disks import disk_fixture
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
 from fixtures.leaks import without_descriptors
-from fixtures.waiting import WAIT_S
+from fixtures.waiting import WAIT_S, in_thread
 from rpcwheel.errors import ConfigurationError, JournalFull, JournalRefused, JournalUnavailable
 from rpcwheel.journal import Filter, open_journal_backend
 from rpcwheel.journal.backend import Delivered
@@ -341,13 +340,12 @@ def test_a_long_scan_does_not_delay_workers(journal, connections):
         return not go_on.wait(WAIT_S)
 
     connections[1].set_progress_handler(scan, 1)
-    with ThreadPoolExecutor() as pool:
-        scanned = pool.submit(journal.select, Filter())
-        assert scanning.wait(WAIT_S)
-        journal.append([new_call(2)])
-        assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1, 2]
-        go_on.set()
-        assert 1 in bodies_of(scanned.result(WAIT_S))  # and 2, if it had not begun to read
+    scanned = in_thread(journal.select, Filter())
+    assert scanning.wait(WAIT_S)
+    journal.append([new_call(2)])
+    assert bodies_of(journal.take("worker", 60.0, ROUTES, 0.0)) == [1, 2]
+    go_on.set()
+    assert 1 in bodies_of(scanned.result(WAIT_S))  # and 2, if it had not begun to read
 
 
 def test_an_interrupted_request_leaves_no_transaction_open(journal, connections):

@@ -1,8 +1,6 @@
 """The channels of a kit that are closed before it: their queued calls are delivered."""
 
 import asyncio
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -10,7 +8,7 @@ import pytest
 import rpcwheel
 import rpcwheel.aio
 from fixtures.shop import STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Hang, Silent
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from fixtures.worlds import RETRY, only_sync
 from rpcwheel import FailbackPolicy, MethodPolicy, open_registry
 from rpcwheel.balancer import BalancerPolicy
@@ -87,12 +85,11 @@ def test_a_second_close_of_the_kit_leaves_the_connections_to_the_first(world, sh
     channel = queue_one(world, shop, kit, shop.target)
     world.do(channel.close)
     shop.then(hang := Hang())
-    with ThreadPoolExecutor() as threads:
-        closing = threads.submit(world.do, kit.close, WAIT_S)
-        assert hang.begun.wait(WAIT_S)
-        assert world.do(kit.close, WAIT_S) == []
-        release(shop, 1)
-        assert closing.result(WAIT_S) == []
+    closing = in_thread(world.do, kit.close, WAIT_S)
+    assert hang.begun.wait(WAIT_S)
+    assert world.do(kit.close, WAIT_S) == []
+    release(shop, 1)
+    assert closing.result(WAIT_S) == []
 
 
 def test_closing_a_channel_with_queued_calls_ends_its_futures_and_streams(world, shop, target):
@@ -146,11 +143,10 @@ def test_a_blocking_call_that_waits_for_its_retry_ends_too(world, shop, timer):
     kit = rpcwheel.Kit(methods=QUEUED_OR_RETRIED | {STREAM_UNARY: retried}, timer=timer)
     channel = queue_one(world, shop, kit, shop.target)
     shop.then("UNAVAILABLE")
-    with ThreadPoolExecutor() as threads:
-        call = threads.submit(channel.stream_unary(STREAM_UNARY), iter([b"b"]))
-        wait_until(lambda: timer.pending == 2)
-        channel.close()
-        assert call.exception(WAIT_S).code() is grpc.StatusCode.CANCELLED
+    call = in_thread(channel.stream_unary(STREAM_UNARY), iter([b"b"]))
+    wait_until(lambda: timer.pending == 2)
+    channel.close()
+    assert call.exception(WAIT_S).code() is grpc.StatusCode.CANCELLED
     kit.close(0)
 
 
@@ -190,14 +186,11 @@ def test_with_grpc_a_blocking_call_continues_on_a_closed_channel_with_queued_cal
     channel = kit.channel(shop.target)
     member = channel.unary_unary(UNARY_UNARY)
     assert member(b"a") is None
-    results = []
-    thread = threading.Thread(target=lambda: results.append(member(b"b", timeout=WAIT_S)))
-    thread.start()
+    call = in_thread(member, b"b", timeout=WAIT_S)
     assert hang.begun.wait(WAIT_S)
     channel.close()
     release(shop, 1)
-    thread.join(WAIT_S)
-    assert results == [b"b"]
+    assert call.result(WAIT_S) == b"b"
     assert kit.close(WAIT_S) == []
 
 
@@ -221,12 +214,11 @@ def test_with_grpc_a_blocking_call_in_flight_is_not_retried_after_close(shop):
     channel = kit.channel(shop.target)
     shop.then("UNAVAILABLE", hang := Hang(code="UNAVAILABLE"))
     assert channel.unary_unary(UNARY_UNARY)(b"a") is None
-    with ThreadPoolExecutor() as threads:
-        call = threads.submit(channel.stream_unary(STREAM_UNARY), iter([b"b"]), timeout=WAIT_S)
-        assert hang.begun.wait(WAIT_S)
-        channel.close()
-        release(shop, 1)
-        assert call.exception(WAIT_S).code() is grpc.StatusCode.UNAVAILABLE
+    call = in_thread(channel.stream_unary(STREAM_UNARY), iter([b"b"]), timeout=WAIT_S)
+    assert hang.begun.wait(WAIT_S)
+    channel.close()
+    release(shop, 1)
+    assert call.exception(WAIT_S).code() is grpc.StatusCode.UNAVAILABLE
     assert len(shop.calls) == 2
     assert kit.close(WAIT_S) == []
 

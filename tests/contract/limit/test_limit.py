@@ -4,7 +4,6 @@ import contextlib
 import gc
 import json
 import random
-import threading
 import time
 
 import grpc
@@ -13,7 +12,7 @@ import pytest
 from fixtures import foreign_grpc_interceptor, foreign_opentelemetry
 from fixtures.limited_servers import LONG_S, SHORT_S, call_on
 from fixtures.shop import SERVICE, UNARY_UNARY
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel.call import MethodPolicy, current_criticality, current_deadline
 from rpcwheel.events import OverloadBegan, OverloadEnded
 from rpcwheel.limit import LimitPolicy, RatePolicy
@@ -472,13 +471,12 @@ def test_calls_that_wait_run_while_a_server_is_stopped_gracefully(world, limited
     server = limited(**PATIENT)
     (held,) = server.held(b"hold")
     (waiting,) = server.waiting(b"later")
-    stopping = threading.Thread(target=world.do, args=(server.server.stop, WAIT_S))
-    stopping.start()  # `grpc.aio` returns at the end
+    stopping = in_thread(world.do, server.server.stop, WAIT_S)  # `grpc.aio` returns at the end
     assert wait_until(lambda: is_refusing(world, server.target))
     server.release(b"hold")
     assert held.result() == b"hold"
     assert waiting.result() == b"later"
-    stopping.join()
+    stopping.result(WAIT_S)
     assert wait_until(server.is_idle)
 
 

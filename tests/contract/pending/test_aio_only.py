@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from fixtures.pending_worlds import ends_of
-from fixtures.waiting import WAIT_S
+from fixtures.waiting import WAIT_S, in_thread
 from rpcwheel.errors import CallsClosed, CallTimeout
 from rpcwheel.pending.aio import PendingCalls
 from rpcwheel.timer import AsyncWheelTimer
@@ -38,9 +38,7 @@ async def test_a_call_that_ends_on_another_thread_wakes_its_loop(calls, timer, e
     future = calls.open(7, timeout=2.0, connection="a")
     called = []
     future.add_done_callback(lambda _: called.append(threading.get_ident()))
-    other = threading.Thread(target=ends_of(calls, timer)[end])
-    other.start()
-    other.join()
+    in_thread(ends_of(calls, timer)[end]).result(WAIT_S)
     assert (future.done(), calls.pending) == (False, 0)
     await asyncio.wait([future], timeout=WAIT_S)
     error = future.exception()
@@ -56,9 +54,7 @@ async def test_a_task_canceled_after_its_call_ended_on_another_thread_is_cancele
 
     task = asyncio.create_task(wait())
     await asyncio.sleep(0)
-    other = threading.Thread(target=calls.received, args=(7, 1))
-    other.start()
-    other.join()
+    in_thread(calls.received, 7, 1).result(WAIT_S)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.pending_worlds import ends_of
 from fixtures.timers import run_threads
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel.errors import CallTimeout
 from rpcwheel.events import CallbackFailed, TaskFailed
 from rpcwheel.pending import CallFuture, PendingCalls
@@ -60,11 +60,10 @@ def test_an_interrupted_wait_cancels_the_call(calls, timer, wait):
         wait_until(lambda: future._condition._waiters)
         signal.pthread_kill(main, signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    interrupting = in_thread(interrupt)
     with pytest.raises(KeyboardInterrupt):
         wait(future, WAIT_S)
-    thread.join()
+    interrupting.result(WAIT_S)
     assert future.cancelled()
     assert (calls.pending, timer.pending) == (0, 0)
 

@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2
 from fixtures.forks import holds_in_child
 from fixtures.shops import HOLD, SERVICE, WHO
 from fixtures.timers import run_threads
-from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until, in_thread, wait_until
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import (
     CallbackFailed,
@@ -708,10 +708,9 @@ def test_wait_ends_after_a_signal_that_does_not_interrupt_the_main_thread(shop, 
         wait_until(lambda: sys._current_frames()[main].f_code is threading.Condition.wait.__code__)
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
-    receiving = threading.Thread(target=receive_a_signal)
-    receiving.start()
+    receiving = in_thread(receive_a_signal)
     assert published.wait(WAIT_S)
-    receiving.join()
+    receiving.result(WAIT_S)
 
 
 # grpc.aio only

@@ -15,7 +15,7 @@ from tenacity.wait import wait_base
 from fixtures.flaky_backends import POLICY, HangingBackend, flaky_backend, instance, published_ids
 from fixtures.forks import holds_in_child
 from fixtures.timers import run_threads
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel.errors import (
     ConfigurationError,
     InstanceIdConflict,
@@ -126,11 +126,10 @@ def test_the_error_of_a_wait_says_what_ended_it(registry, backend, ask, port, ch
         assert wait_until(lambda: len(backend.requests) > 1)
         change(registry)
 
-    ending = threading.Thread(target=end_the_wait)
-    ending.start()
+    ending = in_thread(end_the_wait)
     with pytest.raises(error, match=said):
         getattr(registry, ask)(instance(port), wait=WAIT_S)
-    ending.join(WAIT_S)
+    ending.result(WAIT_S)
 
 
 # Lookup
@@ -251,23 +250,15 @@ def test_close_withdraws_ends_subscriptions_and_refuses_later_calls(
 
 
 def test_close_returns_in_time_and_ends_lookups_if_the_backend_hangs(timer):
-    let_go, errors = threading.Event(), []
+    let_go = threading.Event()
     backend = HangingBackend(flaky_backend(timer).inner, let_go)
     registry = Registry(backend)
     registry.register(instance())
     assert wait_until(lambda: backend.is_called)
-
-    def look_up():
-        try:
-            registry.lookup("shop.Orders", wait=float("inf"))
-        except RegistryClosed as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=look_up)
-    waiting.start()
+    waiting = in_thread(registry.lookup, "shop.Orders", wait=float("inf"))
     registry.close(0.1)
-    waiting.join(WAIT_S)
-    assert len(errors) == 1
+    with pytest.raises(RegistryClosed):
+        waiting.result(WAIT_S)
     let_go.set()
     assert wait_until(lambda: timer.pending == 0)
 
@@ -307,8 +298,7 @@ def test_a_registry_is_closed_in_a_forked_child_and_unchanged_in_the_parent(regi
             registration.update(weight=7)
             registry.subscribe("shop.Orders").close()
 
-    traffic = threading.Thread(target=take_locks)
-    traffic.start()
+    traffic = in_thread(take_locks)
 
     def is_closed():
         with pytest.raises(RegistryClosed):
@@ -319,7 +309,7 @@ def test_a_registry_is_closed_in_a_forked_child_and_unchanged_in_the_parent(regi
     for _ in range(10):
         assert holds_in_child(is_closed)
     ended.set()
-    traffic.join(WAIT_S)
+    traffic.result(WAIT_S)
     assert registration.wait_published(WAIT_S)
     assert published_ids(backend) == ["10.0.0.1:1"]
 

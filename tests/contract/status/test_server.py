@@ -16,7 +16,7 @@ import pytest
 import rpcwheel
 from fixtures.forks import holds_in_child
 from fixtures.programs import run_program
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel import ConfigurationError, Kit, status
 from rpcwheel.status import server as server_module
 from rpcwheel.status.server import MAX_CONNECTIONS, MAX_HEAD_BYTES, StatusServer
@@ -366,17 +366,16 @@ def test_a_kit_closes_while_another_kit_looks_up_its_host(monkeypatch):
 
     kit, closed = Kit(status_port=0), threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    with ThreadPoolExecutor(2) as threads:
-        other = threads.submit(Kit, status_port=0, status_host="slow", status_token=TOKEN)
-        assert looks_up.wait(WAIT_S)
-        threads.submit(kit.close).add_done_callback(lambda _: closed.set())
-        try:
-            assert closed.wait(WAIT_S)
-            assert holds_in_child(lambda: Kit(status_port=0).status_address)
-        finally:
-            over.set()
-        with pytest.raises(ConfigurationError, match="unknown host"):
-            other.result(WAIT_S)
+    other = in_thread(Kit, status_port=0, status_host="slow", status_token=TOKEN)
+    assert looks_up.wait(WAIT_S)
+    in_thread(kit.close).add_done_callback(lambda _: closed.set())
+    try:
+        assert closed.wait(WAIT_S)
+        assert holds_in_child(lambda: Kit(status_port=0).status_address)
+    finally:
+        over.set()
+    with pytest.raises(ConfigurationError, match="unknown host"):
+        other.result(WAIT_S)
 
 
 def test_a_kit_serves_its_status_until_it_is_closed(world):

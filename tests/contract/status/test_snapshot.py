@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 
@@ -15,7 +14,7 @@ from fixtures.flaky_backends import flaky_backend
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.shops import SERVICE, WHO
 from fixtures.small_servers import ECHOING, METHOD, running
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from fixtures.worlds import SyncWorld, only_aio
 from rpcwheel import FailbackPolicy, Kit, aio
 from rpcwheel.balancer import BalancedChannel
@@ -199,18 +198,17 @@ def test_connections_of_a_server():
 def test_connections_are_listed_while_the_detector_checks_them():
     with Kit(idle=600.0) as kit, watched(SyncWorld(), kit) as address:
         (detector,) = kit._detectors
-        with grpc.insecure_channel(address) as channel, ThreadPoolExecutor(1) as pool:
+        with grpc.insecure_channel(address) as channel:
             assert channel.unary_unary(METHOD)(b"a") == b"a"
             with detector._round_lock:
-                connections = pool.submit(snapshot).result(WAIT_S).connections
+                connections = in_thread(snapshot).result(WAIT_S).connections
             assert any(one.calls_total == 1 for one in connections)
 
 
 @only_aio
 def test_aio_components_are_described_while_their_event_loop_is_blocked(world):
     def snapshot_meanwhile():
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(snapshot).result(WAIT_S)
+        return in_thread(snapshot).result(WAIT_S)
 
     kit = world.keep(world.do(aio.Kit, idle=600.0))
     with watched(world, kit) as address:
@@ -337,12 +335,11 @@ def test_components_may_be_made_and_closed_during_a_snapshot(shop):
             with WheelTimer() as timer:
                 timer.new_timeout(print, 100.0)
 
-    with ThreadPoolExecutor(1) as pool:
-        making = pool.submit(make_and_close)
-        for _ in range(200):
-            assert snapshot().errors == ()
-        ended.set()
-        making.result(WAIT_S)
+    making = in_thread(make_and_close)
+    for _ in range(200):
+        assert snapshot().errors == ()
+    ended.set()
+    making.result(WAIT_S)
 
 
 def test_a_journal_is_described(tmp_path):

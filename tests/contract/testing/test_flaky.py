@@ -1,12 +1,11 @@
 """`FlakyBackend`."""
 
-import threading
 import time
 
 import pytest
 
 from fixtures.engine_watchers import RecordingWatcher
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel.errors import (
     ConfigurationError,
     RegistryClosed,
@@ -83,21 +82,11 @@ def test_lost_and_missing_answers_are_registry_unavailable(opened):
 def test_a_hanging_request_is_executed_after_up_and_fails_after_close(opened, end):
     backend = opened(timeout=2 * WAIT_S)
     backend.freeze()
-    ended = []
-
-    def ask():
-        try:
-            backend.publish([ONE])
-            ended.append("done")
-        except RegistryClosed:
-            ended.append("closed")
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
+    publishing = in_thread(backend.publish, [ONE])
     assert wait_until(lambda: backend.requests)
     getattr(backend, end)()
-    thread.join(WAIT_S)
-    assert ended == ["done" if end == "up" else "closed"]
+    expected = {"up": type(None), "close": RegistryClosed}
+    assert isinstance(publishing.exception(WAIT_S), expected[end])
 
 
 def test_leases_end_while_the_backend_is_down(opened, timer):

@@ -8,7 +8,7 @@ import pytest
 
 from fixtures.leaks import descriptors, opened_since, wait_until_none
 from fixtures.shop import Hang
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from fixtures.ways import all_at_once, hanging_call, ways_to_call
 from fixtures.worlds import KINDS
 from rpcwheel.events import ConnectionReplaced, ExecutorRejected
@@ -139,16 +139,14 @@ def test_calls_during_many_reconnects_succeed_and_are_sent_once(world, shop, ope
                     wrong.append(error)
                 made.append(1)
 
-    threads = [threading.Thread(target=call_on) for _ in range(8)]
-    for thread in threads:
-        thread.start()
+    calling = [in_thread(call_on) for _ in range(8)]
     for _ in range(100):
         count = len(made)
         assert wait_until(lambda count=count: len(made) > count)
         assert world.do(channel.reconnect, "to and fro", force=True)
     over.set()
-    for thread in threads:
-        thread.join(WAIT_S)
+    for one in calling:
+        one.result(WAIT_S)
     assert (wrong, channel.number) == ([], 101)
     assert wait_until(lambda: channel.calls == 0)
     assert len(shop.calls) == len(made) > 100
