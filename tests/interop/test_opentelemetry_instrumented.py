@@ -15,6 +15,7 @@ from opentelemetry.instrumentation.grpc import (
 from opentelemetry.trace import SpanKind
 
 import rpcwheel
+from fixtures.client_interceptors import aio_interceptor
 from fixtures.foreign_opentelemetry import Spans
 from fixtures.grpc_servers import GrpcServer, unary_service
 from fixtures.instrumented_channels import begin, response_of
@@ -147,20 +148,17 @@ def test_each_attempt_of_an_instrumented_call_is_traced(
     assert are_traced(UNARY_UNARY, calls=2)
 
 
-class Tagging(grpc.aio.UnaryUnaryClientInterceptor):
-    """An interceptor of the user's, which adds metadata."""
-
-    async def intercept_unary_unary(self, continuation, details, request):
-        details.metadata.add("tag", "mine")
-        return await continuation(details, request)
-
-
 @only_aio
 def test_interceptors_given_to_an_instrumented_aio_channel_run(
     world, kit, are_traced, instrumented_shop
 ):
+    async def tag(continuation, details, request):
+        details.metadata.add("tag", "mine")
+        return await continuation(details, request)
+
     for make in (world.module("transport").ReconnectingChannel, kit.channel):
-        channel = world.do(make, instrumented_shop.target, interceptors=[Tagging()])
+        interceptors = [aio_interceptor(tag)]
+        channel = world.do(make, instrumented_shop.target, interceptors=interceptors)
         assert call(world, world.keep(channel)) == b"ab"
     assert instrumented_shop.count_calls(tag="mine") == 2
     assert are_traced(UNARY_UNARY, calls=2)

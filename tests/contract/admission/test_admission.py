@@ -8,6 +8,7 @@ from functools import partial
 import grpc
 import pytest
 
+from fixtures.client_interceptors import interceptor
 from fixtures.clients import WAYS, held, in_every_way, ways
 from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import in_thread, wait_until
@@ -486,28 +487,18 @@ def test_a_call_that_waits_is_not_sent_after_a_channel_with_a_queued_call_is_clo
     world.do(kit.close, 0)
 
 
-class ClosesInTheSecondCall(grpc.UnaryUnaryClientInterceptor):
-    """Closes a channel after a call has begun, before the request is given to gRPC."""
-
-    def __init__(self):
-        self.channel = None
-        self.calls = 0
-
-    def intercept_unary_unary(self, continuation, details, request):
-        self.calls += 1
-        if self.calls == 2:
-            self.channel.close()
-        return continuation(details, request)
-
-
 @pytest.mark.parametrize("settings", [PLAIN, RETRIED], ids=["plain", "retried"])
 @ways("sync blocking")
 def test_a_call_that_has_waited_ends_if_its_channel_is_closed_before_it_is_sent(
     shop, client, busy, timer, settings
 ):
-    inner = ClosesInTheSecondCall()
-    channel, first = busy(api="channel", inner=[inner], **settings)
-    inner.channel = channel
+    def close_in_the_second_call(continuation, details, request):
+        if shop.calls:
+            channel.close()
+        return continuation(details, request)
+
+    inner = [interceptor(close_in_the_second_call)]
+    channel, first = busy(api="channel", inner=inner, **settings)
     second = client.begin(channel)
     wait_until(lambda: timer.pending == 1)
     shop.calls[0].ended.set()

@@ -4,6 +4,7 @@ import grpc
 import pytest
 
 from fixtures.balanced_channels import connect, hang_all, instance
+from fixtures.client_interceptors import noting
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S, in_thread, wait_until
@@ -133,20 +134,13 @@ def test_responses_of_channels_are_by_target(world, shops, channels):
     assert broadcast(world, [channels[0]] * 2).keys() == {names[0], f"{names[0]} #2"}
 
 
-class Broken(grpc.UnaryUnaryClientInterceptor):
-    def intercept_unary_unary(self, continuation, details, request):
-        raise KeyError("a bug")
-
-
-class BrokenInAio(grpc.aio.UnaryUnaryClientInterceptor):
-    async def intercept_unary_unary(self, continuation, details, request):
-        raise KeyError("a bug")
-
-
 @BUGS_OF_INTERCEPTORS
 def test_an_exception_of_an_interceptor_is_the_error_of_its_server(world, shops, channels):
-    broken = {"sync": Broken, "aio": BrokenInAio}[world.name]()
-    error = failure(world, [world.channel(shops[0].target, interceptors=[broken]), channels[1]])
+    def fail(_):
+        raise KeyError("a bug")
+
+    broken = world.channel(shops[0].target, interceptors=noting(world, fail))
+    error = failure(world, [broken, channels[1]])
     assert "KeyError: 'a bug'" in error.details()
     assert error.code() is grpc.StatusCode.UNKNOWN
     assert error.responses == {shops[1].target: b"x"}

@@ -10,6 +10,7 @@ import pytest
 
 from fixtures.aio_channels import Stub, awaiting, caller, steps
 from fixtures.balanced_channels import counts, instance
+from fixtures.client_interceptors import aio_interceptor
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S, aio_wait_until
@@ -160,13 +161,12 @@ def test_a_task_that_awaits_a_call_is_canceled_with_its_loop(timer):
 
 @BUGS_OF_INTERCEPTORS
 async def test_an_interceptor_may_answer_or_raise(shops, aio_balanced):
-    class Cached(grpc.aio.UnaryUnaryClientInterceptor):
-        async def intercept_unary_unary(self, continuation, details, request):
-            if request == b"raise":
-                raise KeyError(request)
-            return b"cached"
+    async def answer(_, __, request):
+        if request == b"raise":
+            raise KeyError(request)
+        return b"cached"
 
-    channel = aio_balanced(shops[0], interceptors=[Cached()])
+    channel = aio_balanced(shops[0], interceptors=[aio_interceptor(answer)])
     call = caller(channel)
     assert await call() == b"cached"
     with pytest.raises(KeyError):

@@ -8,6 +8,7 @@ from contextlib import closing
 import grpc
 import pytest
 
+from fixtures.client_interceptors import interceptor
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.journaled_clients import LATER
 from fixtures.journals import ScriptedJournal, open_backend, store, stored, wait_until_quiet
@@ -62,17 +63,14 @@ def test_a_request_that_cannot_be_serialized_fails_with_its_own_error(client, po
     assert stored(url) == []
 
 
-class Own(grpc.UnaryUnaryClientInterceptor):
-    """An interceptor of the user's."""
-
-    def intercept_unary_unary(self, continuation, details, request):
+def test_a_delivery_passes_the_interceptors_of_the_channel_below(shop, policy):
+    def add_a_token(continuation, details, request):
         metadata = [*(details.metadata or ()), ("token", "fresh")]
         return continuation(details._replace(metadata=metadata), request)
 
-
-def test_a_delivery_passes_the_interceptors_of_the_channel_below(shop, policy):
     shop.then("UNAVAILABLE")
-    own = grpc.intercept_channel(grpc.insecure_channel(shop.target, options=IMPATIENT), Own())
+    bare = grpc.insecure_channel(shop.target, options=IMPATIENT)
+    own = grpc.intercept_channel(bare, interceptor(add_a_token))
     with FailbackQueues() as queues:
         channel = intercept_channel(own, CallPolicy(failback=policy()), queues=queues)
         order(channel)

@@ -1,11 +1,12 @@
 """Interceptors appended to the private lists of rpcwheel's aio channels, as google-cloud does."""
 
-from typing import ClassVar
+from collections import Counter
 
 import grpc
 import pytest
 
 from fixtures.aio_channels import Stub
+from fixtures.client_interceptors import aio_interceptor
 from fixtures.shop import SERVICE, UNARY_UNARY
 from fixtures.waiting import WAIT_S
 from fixtures.ways import iterate, read_and_write
@@ -23,36 +24,24 @@ SETTINGS = {
 }
 
 
-class Tagging:
-    """Adds its name to the metadata of each call."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.calls = 0
-
-    async def _intercept(self, continuation, details, request):
-        self.calls += 1
-        details.metadata.add("passed", self.name)
-        return await continuation(details, request)
-
-
-def interceptor(kind: str) -> type[Tagging]:
-    """The class of interceptors of one kind of call."""
-    base = getattr(grpc.aio, f"{kind.title().replace('_', '')}ClientInterceptor")
-    return type(kind, (Tagging, base), {f"intercept_{kind}": Tagging._intercept})
-
-
 STYLES = (iterate, read_and_write)
 
-INTERCEPTORS = {kind: interceptor(kind) for kind in KINDS}
 
+def append(channel: grpc.aio.Channel) -> Counter[str]:
+    """Append interceptors that add metadata, one for each kind; returns their calls by kind."""
+    calls = Counter()
 
-def append(channel: grpc.aio.Channel, name: str = "appended") -> dict[str, Tagging]:
-    """Append one interceptor of each kind; return them by kind."""
-    made = {kind: interceptor(name) for kind, interceptor in INTERCEPTORS.items()}
-    for kind, interceptor in made.items():
-        getattr(channel, f"_{kind}_interceptors").append(interceptor)
-    return made
+    def tagging(kind):
+        async def tag(continuation, details, request):
+            calls[kind] += 1
+            details.metadata.add("passed", "appended")
+            return await continuation(details, request)
+
+        return aio_interceptor(tag, kind)
+
+    for kind in KINDS:
+        getattr(channel, f"_{kind}_interceptors").append(tagging(kind))
+    return calls
 
 
 def instance_of(shop) -> ServiceInstance:
@@ -104,8 +93,7 @@ async def test_appended_interceptors_run_in_calls_of_each_kind(maker, kit, shop,
             if appended is None:
                 appended = append(channel)  # to stubs that were made and have been used
                 shop.calls.clear()
-    numbers = {kind: interceptor.calls for kind, interceptor in appended.items()}
-    assert numbers == dict.fromkeys(KINDS, len(STYLES))
+    assert appended == dict.fromkeys(KINDS, len(STYLES))
     assert passed(shop) == ["appended"] * len(STYLES) * len(KINDS)
 
 
@@ -117,37 +105,30 @@ async def test_appended_interceptors_run_in_each_attempt(name, kit, shop, url):
     async with CHANNELS[name](kit, shop, url) as channel:
         appended = append(channel)
         assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
-    assert appended["unary_unary"].calls == 3
+    assert appended["unary_unary"] == 3
     assert passed(shop) == ["appended"] * 3
 
 
-class Noting(grpc.aio.UnaryUnaryClientInterceptor):
-    """Notes its name and the request of each call."""
+def noting(name, noted):
+    """An interceptor that notes its name and the request of each call."""
 
-    seen: ClassVar[list[tuple[str, object]]] = []
-
-    def __init__(self, name):
-        self.name = name
-
-    async def intercept_unary_unary(self, continuation, details, request):
-        self.seen.append((self.name, request))
+    async def note(continuation, details, request):
+        noted.append((name, request))
         return await continuation(details, request)
 
-
-@pytest.fixture
-def noted():
-    Noting.seen.clear()
-    return Noting.seen
+    return aio_interceptor(note)
 
 
-async def test_appended_interceptors_run_on_each_connection_and_behind_those_given(shop, noted):
-    async with ReconnectingChannel(shop.target, interceptors=[Noting("given")]) as channel:
+async def test_appended_interceptors_run_on_each_connection_and_behind_those_given(shop):
+    noted = []
+    given = [noting("given", noted)]
+    async with ReconnectingChannel(shop.target, interceptors=given) as channel:
         call = channel.unary_unary(UNARY_UNARY)
-        channel._unary_unary_interceptors.append(Noting("appended"))
+        channel._unary_unary_interceptors.append(noting("appended", noted))
         assert await call(b"a") == b"a"
         assert channel.reconnect(force=True)
         assert await call(b"a") == b"a"
-        channel._unary_unary_interceptors.append(Noting("last"))
+        channel._unary_unary_interceptors.append(noting("last", noted))
         assert await call(b"a") == b"a"
     assert [name for name, _ in noted] == ["given", "appended"] * 2 + ["given", "appended", "last"]
 
@@ -157,12 +138,13 @@ async def test_appended_interceptors_run_on_subchannels_that_are_added_later(sho
         appended = append(channel)
         channel.update([instance_of(shop)])
         assert await channel.unary_unary(UNARY_UNARY)(b"a") == b"a"
-    assert appended["unary_unary"].calls == 1
+    assert appended["unary_unary"] == 1
 
 
-async def test_an_appended_interceptor_sees_the_message_and_not_its_bytes(kit, url, noted):
+async def test_an_appended_interceptor_sees_the_message_and_not_its_bytes(kit, url):
+    noted = []
     async with kit.channel(url) as channel:
-        channel._unary_unary_interceptors.append(Noting("appended"))
+        channel._unary_unary_interceptors.append(noting("appended", noted))
         call = channel.unary_unary(UNARY_UNARY, request_serializer=str.encode)
         assert await call("message") == b"message"
     assert noted == [("appended", "message")]

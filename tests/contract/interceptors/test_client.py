@@ -12,15 +12,8 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 from tenacity import wait_fixed
 
-from fixtures.clients import (
-    LATER,
-    held,
-    in_every_way,
-    noting,
-    patient,
-    ways,
-    with_raising_interceptors,
-)
+from fixtures.client_interceptors import noting
+from fixtures.clients import LATER, held, in_every_way, patient, ways, with_raising_interceptors
 from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL
 from fixtures.shop import UNARY_STREAM, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, in_thread, wait_until

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from fixtures.aio_channels import others, read_all, refused, sent
-from fixtures.clients import AioNotingUnary
+from fixtures.client_interceptors import aio_interceptor, pass_on
 from fixtures.event_loops import has_eager_tasks, uvloop
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, all_channels_but
@@ -58,7 +58,7 @@ async def test_hedged_attempts_that_are_overtaken_are_ended_by_the_core_of_grpc(
     """If their tasks in gRPC are canceled, the core keeps 1 KB of each (docs/grpcio.md)."""
     channels = [
         own.open(HEDGED),
-        own.open(HEDGED, inner=[AioNotingUnary(str)]),
+        own.open(HEDGED, inner=[aio_interceptor(pass_on)]),
         aio.intercept_channel(make(), HEDGED),
     ]
     for channel in channels:
@@ -95,20 +95,17 @@ class Wrapped:
         return self.call.cancel()
 
 
-class Wraps(grpc.aio.UnaryUnaryClientInterceptor):
-    def __init__(self):
-        self.calls = []
-
-    async def intercept_unary_unary(self, continuation, details, request):
-        self.calls.append(Wrapped(await continuation(details, request)))
-        return self.calls[-1]
-
-
 async def test_a_wrapped_attempt_that_is_overtaken_is_canceled_by_its_own_method(shop, own):
-    wraps = Wraps()
+    calls = []
+
+    async def wrap(continuation, details, request):
+        calls.append(call := Wrapped(await continuation(details, request)))
+        return call
+
     shop.then(Hang())
-    assert await own.open(HEDGED, inner=[wraps]).unary_unary(UNARY_UNARY)(b"x") == b"x"
-    assert sorted(call.is_canceled for call in wraps.calls) == [False, True]
+    channel = own.open(HEDGED, inner=[aio_interceptor(wrap)])
+    assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
+    assert sorted(call.is_canceled for call in calls) == [False, True]
 
 
 async def answers(call):

@@ -7,6 +7,7 @@ import threading
 import grpc
 import pytest
 
+from fixtures.client_interceptors import interceptor
 from fixtures.clients import LATER, SYNC_WAYS, patient, ways
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
@@ -229,13 +230,12 @@ class Wrapped:
 def test_a_message_of_an_abandoned_attempt_is_dropped(shop, shop_channel, timer):
     begun, gate, rest, made = threading.Event(), threading.Event(), threading.Event(), []
 
-    class Wrapping(grpc.StreamStreamClientInterceptor):
-        def intercept_stream_stream(self, continuation, details, request):
-            made.append(Wrapped(continuation(details, request), begun, gate))
-            return made[-1]
+    def wrap(continuation, details, request):
+        made.append(call := Wrapped(continuation(details, request), begun, gate))
+        return call
 
     ours = client_interceptors(CallPolicy(retry=LATER, idempotent=True), timer=timer)
-    channel = grpc.intercept_channel(shop_channel, *ours, Wrapping())
+    channel = grpc.intercept_channel(shop_channel, *ours, interceptor(wrap, "stream_stream"))
     shop.then(Fail("UNAVAILABLE", read=True))
     stream = channel.stream_stream(STREAM_STREAM)(gated(b"x", rest))
     reading = in_thread(next, stream)
@@ -254,17 +254,15 @@ def test_an_attempt_that_begins_while_its_call_is_canceled_is_canceled(
 ):
     held, made = [], []
 
-    class Cancelling(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-        def intercept_unary_unary(self, continuation, details, request):
-            if made:
-                held[0].cancel()
-            made.append(continuation(details, request))
-            return made[-1]
-
-        intercept_unary_stream = intercept_unary_unary
+    def cancel(continuation, details, request):
+        if made:
+            held[0].cancel()
+        made.append(call := continuation(details, request))
+        return call
 
     ours = client_interceptors(CallPolicy(retry=LATER, idempotent=True), timer=timer)
-    channel = grpc.intercept_channel(shop_channel, *ours, Cancelling())
+    inner = interceptor(cancel, "unary_unary", "unary_stream")
+    channel = grpc.intercept_channel(shop_channel, *ours, inner)
     shop.then("UNAVAILABLE", Silent())
     held.append(begin(channel, style))
     patient(timer)
@@ -289,12 +287,9 @@ class Quiet:
 
 
 def test_a_stream_that_does_not_report_its_end_ends_when_it_was_read(shop_channel):
-    class Quieting(grpc.UnaryStreamClientInterceptor):
-        def intercept_unary_stream(self, continuation, details, request):
-            return Quiet()
-
     ours = client_interceptors(CallPolicy(retry=LATER, idempotent=True))
-    channel = grpc.intercept_channel(shop_channel, *ours, Quieting())
+    inner = interceptor(lambda *_: Quiet(), "unary_stream")
+    channel = grpc.intercept_channel(shop_channel, *ours, inner)
     stream = channel.unary_stream(UNARY_STREAM)(b"x")
     assert list(stream) == [b"a"]
     assert stream.done()

@@ -11,6 +11,7 @@ import pytest
 
 import rpcwheel
 from fixtures.call_counts import TYPES, codes_of
+from fixtures.client_interceptors import interceptor
 from fixtures.clients import held, in_every_way
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Silent
 from fixtures.small_servers import METHOD, Gate, serving
@@ -136,28 +137,23 @@ def test_hedges_that_are_not_needed_are_canceled_attempts(shop, call_counts, cli
     check(call_counts, "unary_unary", {"OK": 1}, {"OK": 1, "CANCELLED": 2})
 
 
-class Delaying(grpc.UnaryUnaryClientInterceptor):
-    """An inner interceptor that delays the callbacks after its own."""
+def test_a_future_that_is_dropped_as_soon_as_its_result_is_known(call_counts):
+    gate, go_on = Gate(), threading.Event()
 
-    def __init__(self) -> None:
-        self.go_on = threading.Event()
-
-    def intercept_unary_unary(self, continuation, details, request):
+    def delay_later_callbacks(continuation, details, request):
         call = continuation(details, request)
-        call.add_callback(functools.partial(self.go_on.wait, WAIT_S))
+        call.add_callback(functools.partial(go_on.wait, WAIT_S))
         return call
 
-
-def test_a_future_that_is_dropped_as_soon_as_its_result_is_known(call_counts):
-    gate, inner = Gate(), Delaying()
     served = serving(grpc.unary_unary_rpc_method_handler(gate))
     with served as target, grpc.insecure_channel(target) as bare:
-        channel = intercept_channel(grpc.intercept_channel(bare, inner), CallPolicy(timeout=60.0))
+        inner = grpc.intercept_channel(bare, interceptor(delay_later_callbacks))
+        channel = intercept_channel(inner, CallPolicy(timeout=60.0))
         call = channel.unary_unary(METHOD).future(b"x", timeout=WAIT_S)
         gate.opened.set()  # not before: the callback of the interceptor must be the first
         assert call.result() == b"x"
         del call
-        inner.go_on.set()
+        go_on.set()
         assert codes_of(call_counts.client) == codes_of(call_counts.attempts) == {"OK": 1}
 
 
@@ -215,33 +211,19 @@ def test_a_call_on_a_closed_channel_is_canceled(call_counts, client, policy):
     check(call_counts, client.kind, {"CANCELLED": 1})
 
 
-class Raising(grpc.UnaryUnaryClientInterceptor):
-    """An inner interceptor that raises."""
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def intercept_unary_unary(self, continuation, details, request):
-        raise self._error
-
-
 @each_policy
 @pytest.mark.parametrize(
     ("error", "code"), [(ZeroDivisionError(), "UNKNOWN"), (KeyboardInterrupt(), "CANCELLED")]
 )
 def test_an_exception_without_a_status(shop_channel, call_counts, policy, error, code):
-    inner = grpc.intercept_channel(shop_channel, Raising(error))
+    def fail(*_):
+        raise error
+
+    inner = grpc.intercept_channel(shop_channel, interceptor(fail))
     method = intercept_channel(inner, CallPolicy(**policy)).unary_unary(UNARY_UNARY)
     with pytest.raises(type(error)):
         method(b"x", timeout=WAIT_S)
     check(call_counts, "unary_unary", {code: 1})
-
-
-class Generator(grpc.UnaryStreamClientInterceptor):
-    """An inner interceptor that returns a generator in place of a call."""
-
-    def intercept_unary_stream(self, continuation, details, request):
-        yield from continuation(details, request)
 
 
 def read_fail_and_drop(shop, method):
@@ -260,7 +242,11 @@ def test_a_generator_of_an_inner_interceptor_is_passed_on_and_reported_once(
     shop, shop_channel, call_counts, events, policy
 ):
     """Only if calls are retried, which a generator can not be."""
-    inner = grpc.intercept_channel(shop_channel, Generator())
+
+    def generate(continuation, details, request):
+        yield from continuation(details, request)
+
+    inner = grpc.intercept_channel(shop_channel, interceptor(generate, "unary_stream"))
     method = intercept_channel(inner, CallPolicy(**policy)).unary_stream(UNARY_STREAM)
     check(call_counts, "unary_stream", read_fail_and_drop(shop, method))
     if policy["retry"] is not None:

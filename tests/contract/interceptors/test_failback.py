@@ -11,6 +11,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from tenacity import wait_fixed
 
 from fixtures.aio_channels import refused
+from fixtures.client_interceptors import interceptor
 from fixtures.clients import held, ways
 from fixtures.failback_queues import in_world
 from fixtures.interrupts import Interrupt
@@ -321,16 +322,16 @@ def check_closed(error) -> None:
 def test_outer_interceptors_of_grpc_see_a_call_that_cannot_be_queued_fail(
     shop, client, open_channel, queues
 ):
-    class Outer(grpc.UnaryUnaryClientInterceptor):
-        def intercept_unary_unary(self, continuation, details, request):
-            call = continuation(details, request)
-            codes.append(call.code())
-            return call
-
     codes = []
+
+    def note(continuation, details, request):
+        call = continuation(details, request)
+        codes.append(call.code())
+        return call
+
     queues.close()
     shop.then(Fail("UNAVAILABLE", "gone", (("k", "v"),)))
-    channel = grpc.intercept_channel(open_channel(), Outer())
+    channel = grpc.intercept_channel(open_channel(), interceptor(note))
     check_closed(client.refused(channel))
     assert codes == [UNAVAILABLE]
 

@@ -1,9 +1,12 @@
 """Interceptors of other libraries outside and inside of rpcwheel's, with `grpc.aio`."""
 
+import itertools
+
 import grpc
 import pytest
 
 from fixtures.aio_channels import read_all, refused
+from fixtures.client_interceptors import aio_interceptor
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS, all_channels_but
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S
@@ -114,48 +117,32 @@ async def test_an_error_with_a_status_of_an_inner_interceptor_is_retried(shop, c
         def code(self):
             return grpc.StatusCode.UNAVAILABLE
 
-    class Refusing(grpc.aio.UnaryUnaryClientInterceptor):
-        refuse = 1
+    errors = [Refused()]
 
-        async def intercept_unary_unary(self, continuation, details, request):
-            if self.refuse:
-                self.refuse -= 1
-                raise Refused
-            return await continuation(details, request)
+    async def refuse_once(continuation, details, request):
+        if errors:
+            raise errors.pop()
+        return await continuation(details, request)
 
-    assert await channels.retrying(inner=[Refusing()]).unary_unary(UNARY_UNARY)(b"x") == b"x"
+    channel = channels.retrying(inner=[aio_interceptor(refuse_once)])
+    assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
 
 
 @all_channels_but(channel=BUGS_OF_INTERCEPTORS)
 async def test_an_exception_of_an_inner_interceptor_in_a_retry_is_raised_to_the_caller(
     shop, channels
 ):
-    class Breaking(grpc.aio.UnaryUnaryClientInterceptor):
-        attempts = 0
-
-        async def intercept_unary_unary(self, continuation, details, request):
-            self.attempts += 1
-            if self.attempts > 1:
-                raise KeyError("a bug")
-            return await continuation(details, request)
+    async def break_later(continuation, details, request):
+        if shop.calls:
+            raise KeyError("a bug")
+        return await continuation(details, request)
 
     shop.then("UNAVAILABLE")
-    call = channels.retrying(inner=[Breaking()]).unary_unary(UNARY_UNARY)(b"x")
+    channel = channels.retrying(inner=[aio_interceptor(break_later)])
+    call = channel.unary_unary(UNARY_UNARY)(b"x")
     with pytest.raises(KeyError, match="a bug"):
         await call
     assert call.done()
-
-
-class Signs(grpc.aio.UnaryUnaryClientInterceptor):
-    """Adds a new token to the metadata of each attempt."""
-
-    def __init__(self) -> None:
-        self.made = 0
-
-    async def intercept_unary_unary(self, continuation, details, request):
-        self.made += 1
-        details.metadata.add(f"token-{self.made}", "x")
-        return await continuation(details, request)
 
 
 @pytest.mark.parametrize(
@@ -166,12 +153,19 @@ class Signs(grpc.aio.UnaryUnaryClientInterceptor):
 async def test_metadata_that_an_inner_interceptor_adds_is_not_in_the_next_attempt(
     shop, channels, given
 ):
+    numbers = itertools.count(1)
+
+    async def add_a_new_token(continuation, details, request):
+        details.metadata.add(f"token-{next(numbers)}", "x")
+        return await continuation(details, request)
+
     own = grpc.aio.Metadata(("k", "v")) if given == "metadata" else given
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     queues = FailbackQueues()
     failback = FailbackPolicy(retry_on="UNAVAILABLE", backoff=30.0)
     retry = RetryPolicy(retry_on="UNAVAILABLE", max_attempts=2, backoff=0.0)
-    channel = channels.retrying(inner=[Signs()], retry=retry, failback=failback, queues=queues)
+    inner = [aio_interceptor(add_a_new_token)]
+    channel = channels.retrying(inner=inner, retry=retry, failback=failback, queues=queues)
     await channel.unary_unary(UNARY_UNARY)(b"x", metadata=own)
     assert await queues.flush(WAIT_S)
     await queues.close(0)

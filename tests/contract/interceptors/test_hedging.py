@@ -5,6 +5,7 @@ import asyncio
 import grpc
 import pytest
 
+from fixtures.client_interceptors import aio_interceptor
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS, WAITING_ENDS_WITH_ITS_CHANNEL
 from fixtures.shop import UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
@@ -220,23 +221,19 @@ def test_a_future_through_an_interceptor_is_hedged(shop, shop_channel, timer):
 # --- Only `grpc.aio` ---
 
 
-class AnswersWithTheResponse(grpc.aio.UnaryUnaryClientInterceptor):
-    async def intercept_unary_unary(self, continuation, details, request):
+async def test_an_inner_interceptor_may_return_the_response(shop, channels):
+    async def respond(continuation, details, request):
         return await (await continuation(details, request))
 
-
-async def test_an_inner_interceptor_may_return_the_response(shop, channels):
-    channel = channels.open(POLICY, inner=[AnswersWithTheResponse()])
+    channel = channels.open(POLICY, inner=[aio_interceptor(respond)])
     assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
 
 
-class IsCanceled(grpc.aio.UnaryUnaryClientInterceptor):
-    async def intercept_unary_unary(self, continuation, details, request):
+async def test_a_call_ends_if_an_inner_interceptor_is_canceled(shop, channels):
+    async def is_canceled(*_):
         raise asyncio.CancelledError
 
-
-async def test_a_call_ends_if_an_inner_interceptor_is_canceled(shop, channels):
-    channel = channels.open(POLICY, inner=[IsCanceled()])
+    channel = channels.open(POLICY, inner=[aio_interceptor(is_canceled)])
     with pytest.raises(asyncio.CancelledError):
         await channel.unary_unary(UNARY_UNARY)(b"x")
 
@@ -254,38 +251,30 @@ async def test_a_channel_that_is_closed_with_a_grace_lets_running_attempts_end(s
     await closing
 
 
-class RaisesLater(grpc.aio.UnaryUnaryClientInterceptor):
-    """Raises in the second attempt, when `fails` is set."""
-
-    def __init__(self):
-        self.attempts = 0
-        self.begun = asyncio.Event()
-        self.fails = asyncio.Event()
-
-    async def intercept_unary_unary(self, continuation, details, request):
-        self.attempts += 1
-        if self.attempts == 2:
-            self.begun.set()
-            await self.fails.wait()
-            raise LookupError
-        return await continuation(details, request)
-
-
 @BUGS_OF_INTERCEPTORS
 async def test_an_error_of_an_inner_interceptor_ends_a_call_while_its_channel_closes(
     shop, own, timer
 ):
+    begun, fails = asyncio.Event(), asyncio.Event()
+
+    async def fail_in_the_second_attempt(continuation, details, request):
+        if shop.calls:
+            begun.set()
+            await fails.wait()
+            raise LookupError
+        return await continuation(details, request)
+
     shop.then(slow := Hang())
-    hedge = RaisesLater()
-    channel = own.open(POLICY, timer=timer, inner=[hedge])
+    inner = [aio_interceptor(fail_in_the_second_attempt)]
+    channel = own.open(POLICY, timer=timer, inner=inner)
     call = channel.unary_unary(UNARY_UNARY)(b"x")
     await aio_wait_until(slow.begun.is_set)
     await aio_wait_until(lambda: timer.pending)
     timer.advance(5.0)
-    await hedge.begun.wait()
+    await begun.wait()
     closing = asyncio.ensure_future(channel.close(WAIT_S))
     await asyncio.sleep(0)
-    hedge.fails.set()
+    fails.set()
     with pytest.raises(LookupError):
         await asyncio.wait_for(call, WAIT_S)
     await closing

@@ -6,7 +6,8 @@ from functools import partial
 import grpc
 import pytest
 
-from fixtures.clients import in_every_way, noting
+from fixtures.client_interceptors import noting
+from fixtures.clients import in_every_way
 from fixtures.waiting import WAIT_S
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.failback import FailbackPolicy

@@ -4,9 +4,9 @@ import gc
 from collections import Counter
 from types import SimpleNamespace
 
-import grpc
 import pytest
 
+from fixtures.client_interceptors import aio_interceptor, interceptor
 from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel import RetryPolicy
 from rpcwheel.call import CallPolicy, DeadlinePolicy
@@ -31,16 +31,13 @@ def small_caches(set_limit, call_counts):
     set_limit("telemetry.call_counts.MAX_METHODS", MAX_METHODS)
 
 
-class Responder(grpc.UnaryUnaryClientInterceptor):
-    """Responds in place of a server."""
-
-    def intercept_unary_unary(self, continuation, details, request):
-        return SimpleNamespace(result=bytes)
+def respond(*_):
+    """Respond in place of a server."""
+    return SimpleNamespace(result=bytes)
 
 
-class AioResponder(grpc.aio.UnaryUnaryClientInterceptor):
-    async def intercept_unary_unary(self, continuation, details, request):
-        return b""
+async def aio_respond(*_):
+    return b""
 
 
 def objects() -> Counter[str]:
@@ -56,7 +53,7 @@ def objects() -> Counter[str]:
     indirect=["world"],
 )
 def test_clients_keep_a_bounded_number_of_methods(world, api):
-    responder = Responder() if world.name == "sync" else AioResponder()
+    responder = interceptor(respond) if world.name == "sync" else aio_interceptor(aio_respond)
     if api == "interceptors":
         chain = [*world.do(world.interceptors.client_interceptors, POLICY), responder]
         channel = world.channel("127.0.0.1:1", interceptors=chain)

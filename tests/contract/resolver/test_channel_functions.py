@@ -8,6 +8,7 @@ import pytest
 
 import rpcwheel
 import rpcwheel.aio
+from fixtures.client_interceptors import aio_interceptor
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S
 from rpcwheel.registry import ServiceInstance
@@ -67,26 +68,21 @@ def test_secure_channel_calls_over_tls(world, shop, certificates):
     assert world.call(channel, method=WHO).result() == b"a"
 
 
-class Count(grpc.aio.UnaryUnaryClientInterceptor):
-    """Counts calls."""
+async def test_interceptors_run_in_calls_to_addresses_and_by_name(shop, memory):
+    calls = []
 
-    def __init__(self):
-        self.calls = 0
-
-    async def intercept_unary_unary(self, continuation, details, request):
-        self.calls += 1
+    async def note(continuation, details, request):
+        calls.append(target)
         return await continuation(details, request)
 
-
-async def test_interceptors_run_in_calls_to_addresses_and_by_name(shop, memory):
     async with rpcwheel.aio.open_registry(memory) as registry, rpcwheel.aio.Kit() as kit:
         await registry.register(shop.instance, wait=WAIT_S)
         for target in (shop.targets[0], f"{memory}/{SERVICE}"):
-            interceptor = Count()
+            interceptor = aio_interceptor(note)
             for channel in (
                 rpcwheel.aio.insecure_channel(target, None, None, [interceptor]),
                 kit.channel(target, interceptors=[interceptor]),
             ):
                 async with channel:
                     assert await channel.unary_unary(WHO)(b"", timeout=WAIT_S) == b"a"
-            assert interceptor.calls == 2, target
+            assert calls.count(target) == 2, target

@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from fixtures.aio_channels import Stub, hanging, steps
+from fixtures.client_interceptors import aio_interceptor, pass_on
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until
@@ -23,11 +24,10 @@ SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN
 
 @BUGS_OF_INTERCEPTORS
 async def test_a_call_that_an_interceptor_does_not_start_is_not_counted(make):
-    class Broken(grpc.aio.UnaryUnaryClientInterceptor):
-        async def intercept_unary_unary(self, continuation, details, request):
-            raise KeyError("a bug")
+    async def fail(*_):
+        raise KeyError("a bug")
 
-    channel = make(interceptors=[Broken()])
+    channel = make(interceptors=[aio_interceptor(fail)])
     member = channel.unary_unary(UNARY_UNARY)
     with pytest.raises(KeyError):
         await member(b"awaited")
@@ -74,21 +74,11 @@ def test_reconnect_needs_a_running_loop():
 # Calls that end with their connection
 
 
-def passing(kind):
-    """An interceptor of this kind that does nothing."""
-    base = getattr(grpc.aio, f"{kind.title().replace('_', '')}ClientInterceptor")
-
-    async def intercept(self, continuation, details, request):
-        return await continuation(details, request)
-
-    return type("Passing", (base,), {f"intercept_{kind}": intercept})()
-
-
 @pytest.fixture(params=["plain", "interceptors", "kit"])
 def way(request, make):
     """A channel for stubs, and the channel below it."""
-    given = [passing(kind) for kind in KINDS] if request.param == "interceptors" else None
-    channel = make(interceptors=given)
+    given = [aio_interceptor(pass_on, kind) for kind in KINDS]
+    channel = make(interceptors=given if request.param == "interceptors" else None)
     if request.param == "kit":
         retry = RetryPolicy(retry_on="UNAVAILABLE")
         return aio.Kit(timeout=2 * WAIT_S, retry=retry).intercept_channel(channel), channel

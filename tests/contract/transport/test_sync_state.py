@@ -9,7 +9,7 @@ import time
 import grpc
 import pytest
 
-from fixtures.clients import Noting
+from fixtures.client_interceptors import interceptor
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, wait_until
@@ -250,7 +250,7 @@ def test_channel_ready_future_waits_across_reconnects(shop):
     at = Switched(shop)
     at.up = False
     with ReconnectingChannel("shop", connect=at.connect, backoff=0) as channel:
-        ready = grpc.channel_ready_future(grpc.intercept_channel(channel, Noting(print)))
+        ready = grpc.channel_ready_future(grpc.intercept_channel(channel, interceptor(print)))
         assert wait_until(lambda: channel.get_state() is FAILING)
         channel.reconnect()
         assert not ready.done()

@@ -13,6 +13,7 @@ import weakref
 import grpc
 import pytest
 
+from fixtures.client_interceptors import aio_interceptor, pass_on
 from fixtures.event_loops import has_eager_tasks
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import since
@@ -20,32 +21,6 @@ from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S, aio_wait_until
 
 aio = grpc.aio
-
-
-class UnaryUnary(aio.UnaryUnaryClientInterceptor):
-    """Calls with one request and one answer, through a coroutine function."""
-
-    def __init__(self, act) -> None:
-        self.act = act
-
-    async def intercept_unary_unary(self, continuation, details, request):
-        return await self.act(continuation, details, request)
-
-
-class StreamUnary(aio.StreamUnaryClientInterceptor):
-    """Awaits the end of the call, as an interceptor that retries must."""
-
-    async def intercept_stream_unary(self, continuation, details, requests):
-        call = await continuation(details, requests)
-        await call.code()
-        return call
-
-
-class PassOn(aio.StreamUnaryClientInterceptor):
-    """Changes nothing."""
-
-    async def intercept_stream_unary(self, continuation, details, requests):
-        return await continuation(details, requests)
 
 
 class EveryKind(
@@ -84,7 +59,13 @@ async def test_one_object_for_all_kinds_is_registered_for_unary_unary_only(shop)
 
 async def test_an_interceptor_that_waits_for_a_request_stream_blocks_the_writer(shop):
     """interceptors/aio_client.py returns the call of a request stream before it ends."""
-    async with channel_to(shop, StreamUnary()) as channel:
+
+    async def wait_for_its_end(continuation, details, requests):  # as one that retries must
+        call = await continuation(details, requests)
+        await call.code()
+        return call
+
+    async with channel_to(shop, aio_interceptor(wait_for_its_end, "stream_unary")) as channel:
         call = channel.stream_unary(STREAM_UNARY)()
         writing = asyncio.create_task(call.write(b"x"))
         done, _ = await asyncio.wait([writing], timeout=1)
@@ -97,7 +78,7 @@ async def test_an_interceptor_that_waits_for_a_request_stream_blocks_the_writer(
 
 async def test_a_write_to_an_intercepted_call_during_done_writing_is_accepted(shop):
     """docs/grpcio.md recommends `intercept_channel`, whose calls refuse such a `write`."""
-    async with channel_to(shop, PassOn()) as channel:
+    async with channel_to(shop, aio_interceptor(pass_on, "stream_unary")) as channel:
         shop.then(Hang())
         call = channel.stream_unary(STREAM_UNARY)()
         await asyncio.gather(call.done_writing(), call.write(b"lost"))
@@ -107,7 +88,7 @@ async def test_a_write_to_an_intercepted_call_during_done_writing_is_accepted(sh
 @has_eager_tasks
 async def test_a_write_to_an_intercepted_call_fails_with_eager_tasks(shop):
     """docs/grpcio.md recommends `intercept_channel`, whose calls can be written."""
-    async with channel_to(shop, PassOn()) as channel:
+    async with channel_to(shop, aio_interceptor(pass_on, "stream_unary")) as channel:
         asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
         call = channel.stream_unary(STREAM_UNARY)()
         with pytest.raises(asyncio.InvalidStateError, match="finished"):
@@ -158,11 +139,7 @@ async def test_the_message_of_a_cancel_is_lost_in_a_call_with_one_response(shop,
 
 async def test_time_remaining_of_an_intercepted_call_is_not_implemented(shop):
     """Calls of rpcwheel compute `time_remaining` from their own deadline."""
-
-    async def pass_on(continuation, details, request):
-        return await continuation(details, request)
-
-    async with channel_to(shop, UnaryUnary(pass_on)) as channel:
+    async with channel_to(shop, aio_interceptor(pass_on)) as channel:
         call = channel.unary_unary(UNARY_UNARY)(b"x", timeout=WAIT_S)
         with pytest.raises(NotImplementedError):
             call.time_remaining()
@@ -180,7 +157,7 @@ async def test_a_response_returned_by_an_inner_interceptor_takes_no_callbacks(sh
         inner.append(await continuation(details, request))
         return inner[0]
 
-    async with channel_to(shop, UnaryUnary(look), UnaryUnary(answer)) as channel:
+    async with channel_to(shop, aio_interceptor(look), aio_interceptor(answer)) as channel:
         assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"bare"
     assert await inner[0].trailing_metadata() is None
     with pytest.raises(NotImplementedError):
@@ -195,7 +172,7 @@ async def test_call_details_have_bytes_for_the_method_and_no_compression(shop):
         got.append(details)
         return await continuation(details, request)
 
-    async with channel_to(shop, UnaryUnary(look)) as channel:
+    async with channel_to(shop, aio_interceptor(look)) as channel:
         await channel.unary_unary(UNARY_UNARY)(b"x")
     assert got[0]._fields == ("method", "timeout", "metadata", "credentials", "wait_for_ready")
     assert got[0].method == UNARY_UNARY.encode()
@@ -212,7 +189,7 @@ async def test_each_call_of_a_continuation_gets_the_whole_timeout(shop):
         return call
 
     shop.then(Hang(), Hang(), Hang())
-    async with channel_to(shop, UnaryUnary(thrice)) as channel:
+    async with channel_to(shop, aio_interceptor(thrice)) as channel:
         begun = time.monotonic()
         call = channel.unary_unary(UNARY_UNARY)(b"x", timeout=0.2)
         assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -292,12 +269,7 @@ async def test_a_response_stream_that_its_caller_drops_is_kept_and_not_canceled(
 
 async def test_an_intercepted_response_stream_is_in_a_reference_cycle_when_it_was_read(shop):
     """If this fails, docs/policies.md need not ask for `cancel()` with client_interceptors."""
-
-    class UnaryStream(aio.UnaryStreamClientInterceptor):
-        async def intercept_unary_stream(self, continuation, details, request):
-            return await continuation(details, request)
-
-    async with channel_to(shop, UnaryStream()) as channel:
+    async with channel_to(shop, aio_interceptor(pass_on, "unary_stream")) as channel:
         call = channel.unary_stream(UNARY_STREAM)(b"x")
         assert await call.read() == b"x"
         assert call._response_aiter.ag_frame.f_locals["self"] is call
@@ -305,11 +277,7 @@ async def test_an_intercepted_response_stream_is_in_a_reference_cycle_when_it_wa
 
 async def test_a_call_has_a_core_call_and_an_intercepted_call_a_task(shop):
     """_grpc/aio_counted.py adds callbacks to these, which do not keep the call alive."""
-
-    async def act(continuation, details, request):
-        return await continuation(details, request)
-
-    for interceptors in ((), (UnaryUnary(act),)):
+    for interceptors in ((), (aio_interceptor(pass_on),)):
         async with aio.insecure_channel(shop.target, interceptors=interceptors) as channel:
             call = channel.unary_unary(UNARY_UNARY)(b"x")
             if interceptors:

@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from fixtures.certificates import made
+from fixtures.client_interceptors import interceptor
 from fixtures.grpc_servers import IMPATIENT, GrpcServer, unary_service
 from fixtures.grpcio import since
 from fixtures.ports import has_ipv6
@@ -28,21 +29,9 @@ from rpcwheel._grpc.connectivity import core_state
 from rpcwheel.instance import grpc_target, joined
 
 
-class Unary(grpc.UnaryUnaryClientInterceptor, grpc.StreamUnaryClientInterceptor):
-    """Passes calls with one response to the function `act`."""
-
-    def __init__(self, act) -> None:
-        self.act = act
-
-    def intercept_unary_unary(self, continuation, details, request):
-        return self.act(continuation, details, request)
-
-    intercept_stream_unary = intercept_unary_unary
-
-
 def intercepted(channel, act, method=UNARY_UNARY):
     """The method of a channel with an interceptor that calls `act`."""
-    channel = grpc.intercept_channel(channel, Unary(act))
+    channel = grpc.intercept_channel(channel, interceptor(act, "unary_unary", "stream_unary"))
     return channel.unary_unary(method) if method == UNARY_UNARY else channel.stream_unary(method)
 
 
