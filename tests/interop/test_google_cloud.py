@@ -5,7 +5,7 @@ import contextlib
 import grpc
 import pytest
 
-from fixtures.grpc_servers import GrpcServer, ThisLoop
+from fixtures.grpc_servers import aio_running
 from fixtures.waiting import WAIT_S
 from rpcwheel import RetryPolicy
 from rpcwheel.aio import Kit
@@ -41,11 +41,8 @@ class Emulator:
             self.get_queue, tasks.GetQueueRequest.deserialize, tasks.Queue.serialize
         )
         service = grpc.method_handlers_generic_handler(SERVICE, {"GetQueue": handler})
-        made = GrpcServer(service, world=ThisLoop, start=False)
-        port = made.listen()
-        await made.server.start()
-        yield f"127.0.0.1:{port}"
-        await made.server.stop(None)
+        async with aio_running(service) as server:
+            yield server.target
 
 
 CHANNELS = {

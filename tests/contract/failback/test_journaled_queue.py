@@ -141,20 +141,16 @@ def begin_late(pass_time, client, policy, new_queues, timer):
 
 
 @pytest.fixture
-def take_over(shop, url):
+def take_over(shop, url, closed_later):
     """Lets another process take the calls whose leases have ended; returns its journal."""
-    journals = []
 
     def take_over(count, route=None):
-        journals.append(open_backend(url))
+        journal = closed_later(open_backend(url))
         routes = [route or Route("*", shop.target, 100)]
-        calls = journals[0].take("other", 60.0, routes, 0.0)
-        assert len(calls) == count
-        return journals[0]
+        assert len(journal.take("other", 60.0, routes, 0.0)) == count
+        return journal
 
-    yield take_over
-    for journal in journals:
-        journal.close()
+    return take_over
 
 
 def test_a_queue_whose_lease_has_ended_starts_no_attempt(

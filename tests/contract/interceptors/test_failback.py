@@ -36,13 +36,6 @@ each_world = ways("sync future", "aio unary")
 
 
 @pytest.fixture
-def queues(client, timer):
-    queues = client.world.do(client.world.interceptors.FailbackQueues, timer)
-    yield queues
-    client.world.do(queues.close, 0)
-
-
-@pytest.fixture
 def open_channel(client, queues):
     """Makes channels with failback, and without retries unless set."""
 

@@ -147,13 +147,6 @@ def test_a_call_whose_deadline_has_passed_is_not_sent(shop, begin):
     assert not shop.calls
 
 
-@pytest.fixture
-def queues(client, timer):
-    queues = client.world.do(client.world.interceptors.FailbackQueues, timer)
-    yield queues
-    client.world.do(queues.close, 0)
-
-
 @each_world
 def test_hedged_calls_that_fail_for_good_are_queued_once_by_failback(shop, client, begin, queues):
     """Also if their attempts fail at the same moment."""

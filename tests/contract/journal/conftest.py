@@ -20,3 +20,12 @@ own_redis = engine_fixture(DurableRedis, "session")
 def opened(closed_later):
     """Open journals, which are closed after the test."""
     return lambda given: closed_later(open_journal_backend(given))
+
+
+@pytest.fixture
+def impatient(set_limit):
+    """Requests to servers wait for 1 s."""
+    set_limit("journal.redis.TIMEOUT_S", 1.0)
+    set_limit("journal.postgresql.TIMEOUT_S", 1.0)
+    set_limit("journal.postgresql.SCAN_TIMEOUT_S", 1.0)
+    set_limit("journal.postgresql.MARGIN_S", 0.2)

@@ -32,14 +32,6 @@ def journal(postgresql, schema, opened):
     return opened(postgresql.journal_url(schema=schema))
 
 
-@pytest.fixture
-def impatient(set_limit):
-    """Requests wait for 1 s."""
-    set_limit("journal.postgresql.TIMEOUT_S", 1.0)
-    set_limit("journal.postgresql.SCAN_TIMEOUT_S", 1.0)
-    set_limit("journal.postgresql.MARGIN_S", 0.2)
-
-
 # Failures of the server
 
 

@@ -74,12 +74,8 @@ PLACES = {"postgresql": InPostgresql, "redis": InRedis}
 
 
 @pytest.fixture(params=PLACES)
-def place(request, set_limit):
+def place(request, impatient):
     """Where a journal is on a server that tests kill and freeze; requests wait for 1 s."""
-    set_limit("journal.redis.TIMEOUT_S", 1.0)
-    set_limit("journal.postgresql.TIMEOUT_S", 1.0)
-    set_limit("journal.postgresql.SCAN_TIMEOUT_S", 1.0)
-    set_limit("journal.postgresql.MARGIN_S", 0.2)
     engine = request.getfixturevalue(f"own_{request.param}")
     return PLACES[request.param](engine, f"test_{secrets.token_hex(4)}")
 

@@ -4,11 +4,12 @@ import asyncio
 import gc
 import time
 from collections import Counter
+from contextlib import AsyncExitStack
 
 import grpc
 import pytest
 
-from fixtures.grpc_servers import IMPATIENT, GrpcServer, ThisLoop, unary_service
+from fixtures.grpc_servers import IMPATIENT, aio_running, unary_service
 from fixtures.limited_servers import LONG_S
 from fixtures.small_servers import METHOD, Gate
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
@@ -23,28 +24,18 @@ ONE = LimitPolicy(max_concurrent=1, max_wait=LONG_S)
 @pytest.fixture
 async def serve():
     """Serves a function with a limit; returns the function of a client, and the limit."""
-    opened = []
+    async with AsyncExitStack() as opened:
 
-    async def start(function, **settings):
-        kit = Kit(**settings)
-        server = GrpcServer(
-            unary_service(METHOD, function),
-            world=ThisLoop,
-            start=False,
-            interceptors=kit.server_interceptors(),
-        )
-        port = server.listen()
-        await server.server.start()
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=IMPATIENT)
-        opened.append((kit, server, channel))
-        return channel.unary_unary(METHOD), components.of_kind("limit")[-1]
+        async def start(function, **settings):
+            kit = await opened.enter_async_context(Kit(**settings))
+            service, interceptors = unary_service(METHOD, function), kit.server_interceptors()
+            running = aio_running(service, interceptors=interceptors)
+            server = await opened.enter_async_context(running)
+            channel = grpc.aio.insecure_channel(server.target, options=IMPATIENT)
+            await opened.enter_async_context(channel)
+            return channel.unary_unary(METHOD), components.of_kind("limit")[-1]
 
-    yield start
-    for kit, server, channel in opened:
-        await channel.close()
-        await server.server.stop(None)
-        server.pool.shutdown()
-        await kit.close()
+        yield start
 
 
 @pytest.mark.parametrize("is_canceled", [False, True])

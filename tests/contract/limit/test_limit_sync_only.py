@@ -36,25 +36,16 @@ def echo(request, _context):
 
 
 @pytest.fixture
-def serve(world):
+def serve(world, closed_later):
     """Serves functions by their methods, with the interceptors of a kit; returns a channel."""
-    servers = []
 
     def start(functions, kit, executor=ThreadPoolExecutor, interceptors=()):
         services = [unary_service(method, function) for method, function in functions.items()]
-        servers.append(
-            GrpcServer(
-                *services,
-                workers=4,
-                executor=executor,
-                interceptors=kit.server_interceptors() if kit else interceptors,
-            )
-        )
-        return world.channel(servers[-1].target)
+        interceptors = kit.server_interceptors() if kit else interceptors
+        options = {"workers": 4, "executor": executor, "interceptors": interceptors}
+        return world.channel(closed_later(GrpcServer(*services, **options)).target)
 
-    yield start
-    for server in servers:
-        server.close()
+    return start
 
 
 def kit_of(world, **settings):

@@ -89,17 +89,14 @@ def started(shop, *args, **settings):
 @pytest.fixture
 def publish(world):
     """Publish and start a server of this world; it is stopped after the test."""
-    made = []
 
     def publish(shop, *args, **settings):
         published = world.api.Publisher(shop.server, *args, **QUICK | settings)
-        made.append(published)
+        world.at_end(published.stop, 0)
         world.do(published.start)
         return published
 
-    yield publish
-    for one in made:
-        world.do(one.stop, 0)
+    return publish
 
 
 def ids(registry, service=SERVICE):
