@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from fixtures.balanced_channels import dead  # noqa: F401 - fixtures
+from fixtures.event_loops import run_and_close
 from fixtures.exiting_process import STARTS_THREADS, output_of
 from fixtures.heartbeats import server  # noqa: F401
 from fixtures.shop import UNARY_UNARY
@@ -66,15 +67,6 @@ def background(monkeypatch):
     for module in ("heartbeat.monitor", "failback.queue"):
         monkeypatch.setattr(f"rpcwheel.{module}.BACKGROUND", background)
     return background
-
-
-def run_and_close(coroutine):
-    """Run a coroutine on a loop that is then closed while tasks are pending."""
-    loop = asyncio.new_event_loop()
-    try:
-        loop.run_until_complete(coroutine)
-    finally:
-        loop.close()
 
 
 MANY = 10**6

@@ -4,17 +4,15 @@ import os
 import re
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-import rpcwheel
+from fixtures.commands import command
+from fixtures.processes import PACKAGE, has_ended
 from fixtures.waiting import WAIT_S, wait_until
 
-PACKAGE = Path(rpcwheel.__file__).parents[1]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 WITHOUT_TIME_LIMITS = f"""
@@ -69,26 +67,14 @@ demo.ServerProcess.received = lambda self: [one for one in read(self) if not one
 """
 
 
-@contextmanager
-def demo(directory: Path, change: str = "") -> Iterator[subprocess.Popen[str]]:
+def demo(directory: Path, change: str = "") -> AbstractContextManager[subprocess.Popen[str]]:
     """Start the demo as a process, which does not outlive the test."""
-    with subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", WITHOUT_TIME_LIMITS + change + RUN],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{PACKAGE}{os.pathsep}{EXAMPLES}",
-            "PYTHONUNBUFFERED": "1",
-            "TMPDIR": str(directory),
-            "COLUMNS": "200",
-        },
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    return command(
+        program=("-c", WITHOUT_TIME_LIMITS + change + RUN),
+        PYTHONPATH=f"{PACKAGE}{os.pathsep}{EXAMPLES}",
+        TMPDIR=str(directory),
+        COLUMNS="200",
+    )
 
 
 def output_until(process: subprocess.Popen[str], text: str) -> str:
@@ -103,20 +89,9 @@ def output_until(process: subprocess.Popen[str], text: str) -> str:
 
 def processes_ended(output: str) -> bool:
     """Wait until no process that the output names runs."""
-    pids = re.findall(r"started.*: process (\d+)", output)
+    pids = [int(pid) for pid in re.findall(r"started.*: process (\d+)", output)]
     assert pids
-    return wait_until(lambda: not any(is_running(int(pid)) for pid in pids))
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        os.kill(pid, 0)
-        return not re.search(r"\) Z ", Path(f"/proc/{pid}/stat").read_text())
-    except ProcessLookupError:
-        return False
-    except FileNotFoundError:  # it has ended in between, or this system has no /proc
-        return not Path("/proc").is_dir()
+    return wait_until(lambda: all(map(has_ended, pids)))
 
 
 def test_every_call_arrives_although_server_and_client_are_killed(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-import rpcwheel
+from fixtures.processes import PACKAGE
 from fixtures.programs import python
 
-PACKAGE = Path(rpcwheel.__file__).parents[1]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHARED = {
     "audit_server",

@@ -18,19 +18,16 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from ruamel.yaml import YAML
 
-import rpcwheel
 from fixtures.fault_worlds import Load
 from fixtures.ports import free_port
+from fixtures.processes import PACKAGE
+from fixtures.prometheus import HTTP
 from fixtures.waiting import START_S, WAIT_S, wait_until
 from rpcwheel.balancer import BalancerPolicy
 
-PACKAGE = Path(rpcwheel.__file__).parents[1]
 DEPLOY = Path(__file__).parents[2] / "deploy"
 WHO = "/shop.Orders/Who"
 TOKEN = "0123456789abcdef"
-
-HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Without the proxies of the environment."""
 
 SYSTEMCTL = """#!/bin/sh
 exec "$PYTHON" -c '

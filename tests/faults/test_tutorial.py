@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import rpcwheel
 from fixtures.ports import free_port
+from fixtures.processes import PACKAGE
 from fixtures.tutorial_pages import EXAMPLES, PAGES, Session, ShownFile, Terminal, steps
 from fixtures.waiting import WAIT_S
-
-PACKAGE = Path(rpcwheel.__file__).parents[1]
 
 PORTS = ("50051", "50052", "9090")
 """Of the pages; those of a test are in the same order."""

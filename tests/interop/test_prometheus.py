@@ -10,12 +10,11 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-import rpcwheel
 from fixtures.line_programs import LineProgram
+from fixtures.processes import PACKAGE
 from fixtures.prometheus import HTTP, Prometheus, needs_prometheus
 from fixtures.waiting import WAIT_S, wait_until
 
-PACKAGE = Path(rpcwheel.__file__).parents[1]
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 QUEUE = "demo.Demo.run.<locals>.push"

@@ -10,6 +10,7 @@ import pytest
 
 from fixtures.client_interceptors import interceptor
 from fixtures.clients import WAYS, held, in_every_way, ways
+from fixtures.leaks import no_garbage_collector
 from fixtures.shop import STREAM_UNARY, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import in_thread, wait_until
 from fixtures.ways import open_in_kit, open_intercepted
@@ -355,16 +356,8 @@ def is_sent(world, ask):
         return False
 
 
-@pytest.fixture
-def _no_collections():
-    """Python looks for no reference cycles by itself."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
 @only_aio
-@pytest.mark.usefixtures("_no_collections")
+@no_garbage_collector()
 @pytest.mark.parametrize("kind", ["unary_stream", "stream_stream"])
 def test_a_retried_stream_that_its_caller_leaves_gives_back_its_place(shop, world, kind):
     policy = ConcurrencyPolicy(max_calls=1, per="target")
@@ -378,7 +371,7 @@ def test_a_retried_stream_that_its_caller_leaves_gives_back_its_place(shop, worl
     world.do(kit.close)
 
 
-@pytest.mark.usefixtures("_no_collections")
+@no_garbage_collector()
 @pytest.mark.parametrize("iterates", [True, False], ids=["iterates", "reads"])
 @pytest.mark.parametrize("kind", ["unary_stream", "stream_stream"])
 @pytest.mark.parametrize("front", [None, open_in_kit, open_intercepted])

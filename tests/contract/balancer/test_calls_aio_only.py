@@ -12,6 +12,7 @@ from fixtures.aio_channels import Stub, awaiting, caller, steps
 from fixtures.balanced_channels import counts, instance
 from fixtures.client_interceptors import aio_interceptor
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS
+from fixtures.leaks import no_garbage_collector
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel.balancer import BalancerPolicy, Picker
@@ -145,15 +146,12 @@ def test_a_task_that_awaits_a_call_is_canceled_with_its_loop(timer):
             raise
 
     async def main():
-        gc.disable()
         task = asyncio.create_task(call())
         await asyncio.sleep(0)
         return task
 
-    try:
+    with no_garbage_collector():
         asyncio.run(main())
-    finally:
-        gc.enable()
     assert ends == ["canceled"]
     channel.update([])  # without a loop: does nothing
     assert channel.subchannels == ()

@@ -8,6 +8,7 @@ import warnings
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
+from fixtures.event_loops import run_and_close
 from fixtures.failback_invokers import DEFAULT
 from fixtures.failback_queues import (
     FlakyCoroutine,
@@ -172,13 +173,6 @@ async def test_a_canceled_close_reports_the_queued_calls(steps, timer, events):
 def failback(timer):
     """An invoker that belongs to no loop."""
     return FailbackInvoker(FailbackPolicy(retry_on=ConnectionError), timer=timer)
-
-
-def run_and_close(coroutine):
-    """Run a coroutine on a loop that is then closed without canceling its tasks."""
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(coroutine)
-    loop.close()
 
 
 def test_calls_of_a_closed_loop_are_lost(failback, timer, events):

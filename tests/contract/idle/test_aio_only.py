@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from fixtures.idle_server import echo, hold, is_quiet, is_working
+from fixtures.leaks import no_garbage_collector
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.events import ConnectionClosed
 from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
@@ -33,16 +34,13 @@ def test_calls_leave_no_cycle_for_the_collector(server):
     echo(channel)
     assert wait_until(server.is_calm)
     gc.collect()
-    gc.disable()
-    try:
+    with no_garbage_collector():
         for _ in range(20):
             echo(channel)
         assert wait_until(server.is_calm)
         for kind in ("_Call", "Task"):
             left = [one for one in gc.get_objects() if type(one).__name__ == kind]
             assert len(left) < 10, kind
-    finally:
-        gc.enable()
 
 
 def test_a_handler_in_a_task_of_an_interceptor_is_in_flight_until_its_call_ends(

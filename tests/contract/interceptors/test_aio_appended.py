@@ -7,6 +7,7 @@ import pytest
 
 from fixtures.aio_channels import Stub
 from fixtures.client_interceptors import aio_interceptor
+from fixtures.grpcio import opaque
 from fixtures.shop import SERVICE, UNARY_UNARY
 from fixtures.waiting import WAIT_S
 from fixtures.ways import iterate, read_and_write
@@ -148,13 +149,6 @@ async def test_an_appended_interceptor_sees_the_message_and_not_its_bytes(kit, u
         call = channel.unary_unary(UNARY_UNARY, request_serializer=str.encode)
         assert await call("message") == b"message"
     assert noted == [("appended", "message")]
-
-
-def opaque(channel):
-    """A channel of a user's class, without gRPC's private lists."""
-    names = grpc.aio.Channel.__abstractmethods__
-    methods = {name: staticmethod(getattr(channel, name)) for name in names}
-    return type("Opaque", (grpc.aio.Channel,), methods)()
 
 
 async def test_interceptors_that_connect_leaves_no_place_for_are_refused(shop):

@@ -11,6 +11,7 @@ from fixtures.client_interceptors import aio_interceptor, pass_on
 from fixtures.event_loops import has_eager_tasks, uvloop
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, all_channels_but
+from fixtures.leaks import no_garbage_collector
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, aio_wait_until
 from fixtures.worlds import METHODS
@@ -262,12 +263,9 @@ async def test_a_stream_that_is_dropped_between_two_attempts_ends_at_once(shop, 
     channel = own.retrying(retry=PATIENT, timeout=slow, timer=timer)
     call = channel.unary_stream(UNARY_STREAM)(b"x")
     await aio_wait_until(lambda: timer.pending == 2)
-    gc.disable()
-    try:
+    with no_garbage_collector():
         del call
         assert timer.pending == 0
-    finally:
-        gc.enable()
 
 
 async def test_a_unary_call_that_is_dropped_between_two_attempts_is_retried(shop, own, timer):

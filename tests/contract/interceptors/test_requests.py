@@ -4,7 +4,6 @@ With `grpc.aio`, requests may also be written, and are not sent again then.
 """
 
 import asyncio
-import gc
 import threading
 import weakref
 
@@ -15,6 +14,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from fixtures.aio_channels import refused, sent
 from fixtures.clients import LATER, SYNC_WAYS, ways
 from fixtures.counted_messages import CountedMessage
+from fixtures.leaks import no_garbage_collector
 from fixtures.shop import STREAM_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from fixtures.worlds import RETRY
@@ -75,13 +75,10 @@ def test_a_retry_sends_each_message_of_a_stream_that_reuses_one_object(shop, cli
 def test_the_copies_of_requests_are_freed_with_their_call(shop, client):
     """At once, and not by the garbage collector."""
     channel, copies = client.open(retry=RETRY), weakref.WeakSet()
-    gc.disable()
-    try:
+    with no_garbage_collector():
         client.ask(channel, requests=iter([CountedMessage(copies)]), serializer=lambda _: b"x")
         assert shop.calls[-1].requests == [b"x"]
         assert wait_until(lambda: not copies)
-    finally:
-        gc.enable()
 
 
 class Broken:

@@ -1,7 +1,6 @@
 """Rules of servers with a limit, in both worlds."""
 
 import contextlib
-import gc
 import json
 import random
 import time
@@ -10,6 +9,7 @@ import grpc
 import pytest
 
 from fixtures import foreign_grpc_interceptor, foreign_opentelemetry
+from fixtures.leaks import no_garbage_collector
 from fixtures.limited_servers import LONG_S, SHORT_S, call_on
 from fixtures.shop import SERVICE, UNARY_UNARY
 from fixtures.waiting import WAIT_S, in_thread, wait_until
@@ -231,15 +231,7 @@ def test_a_client_that_sends_no_request_holds_its_place_until_its_call_ends(worl
     assert wait_until(server.is_idle)
 
 
-@pytest.fixture
-def no_garbage_collector():
-    """What is only kept by a circle of references stays."""
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_garbage_collector")
+@no_garbage_collector()
 @pytest.mark.parametrize("fate", ["answered", "waited", "refused"])
 def test_a_call_that_has_ended_leaves_no_stream_open(world, limited, fate):
     """gRPC's core closes the stream when Python has freed the call."""

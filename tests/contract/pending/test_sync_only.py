@@ -1,13 +1,13 @@
 """What only pending calls for threads have: futures to wait for, and callbacks on threads."""
 
 import concurrent.futures
-import gc
 import signal
 import threading
 import weakref
 
 import pytest
 
+from fixtures.leaks import no_garbage_collector
 from fixtures.pending_worlds import ends_of
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, in_thread, wait_until
@@ -152,9 +152,6 @@ def test_a_raised_error_does_not_keep_the_future_alive(calls, timer):
     with pytest.raises(CallTimeout):
         future.result()
     seen = weakref.ref(future)
-    gc.disable()
-    try:
+    with no_garbage_collector():
         del future
         assert seen() is None
-    finally:
-        gc.enable()

@@ -8,7 +8,8 @@ import grpc
 import pytest
 
 from fixtures.exiting_process import STARTS_THREADS
-from fixtures.leaks import descriptors
+from fixtures.grpcio import opaque
+from fixtures.leaks import descriptors, no_garbage_collector
 from fixtures.programs import run_program
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY
 from fixtures.waiting import wait_until
@@ -50,15 +51,12 @@ def test_a_dropped_channel_closes_its_sockets_without_a_collection(shop):
     call(b"x")
     channel.reconnect()
     call(b"x")
-    gc.disable()  # without cycles
-    try:
+    with no_garbage_collector():  # without cycles
         del channel
         assert call(b"x") == b"x"  # a stub keeps the connection open, as with grpc
         assert descriptors() - before
         del call
         assert wait_until(lambda: not descriptors() - before)
-    finally:
-        gc.enable()
 
 
 def test_multicallables_created_for_each_call_are_freed(channel):
@@ -101,17 +99,9 @@ def test_a_reason_that_is_not_valid_unicode_ends_calls(world, shop, channel):
     assert "connection replaced: \\udc80" in call.error().details()
 
 
-def another_type(target, options):
-    """A channel of another class, without the attributes of gRPC's."""
-    inside = grpc.insecure_channel(target, options)
-    names = grpc.Channel.__abstractmethods__
-    members = {name: staticmethod(getattr(inside, name)) for name in names}
-    return type("Another", (grpc.Channel,), members)()
-
-
 def test_calls_on_a_channel_of_another_type_are_canceled(world, shop):
     with ReconnectingChannel(
-        "x", connect=lambda given: another_type(shop.target, given)
+        "x", connect=lambda given: opaque(grpc.insecure_channel(shop.target, given))
     ) as channel:
         call = hanging_call(world, shop, channel)
         channel.reconnect(drain_timeout=0)

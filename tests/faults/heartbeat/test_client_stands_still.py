@@ -2,17 +2,15 @@
 
 import contextlib
 import json
-import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-import rpcwheel
 from fixtures.heartbeat_clients import Client
 from fixtures.line_programs import LineProgram
+from fixtures.processes import PATHS
 from fixtures.waiting import START_S, wait_until
 
 TIMEOUT = 6.0
@@ -25,7 +23,6 @@ PAUSE = TIMEOUT + 1
 @pytest.fixture
 def start_client(tmp_path):
     """Starts clients in separate processes."""
-    path = [str(Path(rpcwheel.__file__).parents[1]), str(Path(__file__).parents[2])]
     command = [sys.executable, "-W", "error", "-m", "scenarios.paused_client"]
     with contextlib.ExitStack() as started:
 
@@ -34,7 +31,7 @@ def start_client(tmp_path):
                 [*command, world, target, str(TIMEOUT)],
                 tmp_path / "log",
                 start_s=START_S,
-                PYTHONPATH=os.pathsep.join(path),
+                PYTHONPATH=PATHS,
             )
             return started.enter_context(program)
 
