@@ -2,13 +2,11 @@
 
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
-from fixtures.programs import python
+from fixtures.programs import ROOT, python
 
-ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "benchmarks"
 PAGES = sorted(path for path in DOCS.glob("*.md") if path.name != "index.md")
 

@@ -10,11 +10,10 @@ import pytest
 import typer
 
 import rpcwheel
-from fixtures.programs import python
+from fixtures.programs import ROOT, python
 from rpcwheel.cli.app import app
 from rpcwheel.kit.config import OTHER_VARIABLES
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = Path(rpcwheel.__file__).parent  # in the tree, or where a wheel was installed
 
 DOCUMENTS = [

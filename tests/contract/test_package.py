@@ -21,10 +21,9 @@ import grimp
 import pytest
 
 import rpcwheel
-from fixtures.programs import python
+from fixtures.programs import ROOT, python
 from rpcwheel.timer.queue import FORM
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = Path(rpcwheel.__file__).parent  # in the tree, or where a wheel was installed
 PARTS = [f"rpcwheel.timer.{path.stem}" for path in PACKAGE.glob("timer/*_c.pxd")]
 COMPILED = [spec for part in PARTS if (spec := importlib.util.find_spec(part))]

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import rpcwheel
-
-ROOT = Path(__file__).parents[2]
+from fixtures.programs import ROOT
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / ".ci").exists() or Path(rpcwheel.__file__).parents[1] != ROOT,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.commands import command
 from fixtures.processes import PACKAGE, has_ended
+from fixtures.programs import command
 from fixtures.waiting import WAIT_S, wait_until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -6,16 +6,15 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from fixtures.line_programs import LineProgram
 from fixtures.processes import PACKAGE
+from fixtures.programs import ROOT
 from fixtures.prometheus import HTTP, Prometheus, needs_prometheus
 from fixtures.waiting import WAIT_S, wait_until
 
-ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 QUEUE = "demo.Demo.run.<locals>.push"
 

@@ -2,17 +2,15 @@
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
 from fixtures.line_programs import LineProgram
-from fixtures.programs import python
+from fixtures.programs import ROOT, python
 from fixtures.prometheus import DEPLOY, Prometheus, needs_prometheus
 from fixtures.waiting import WAIT_S, wait_until
 
-ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "operations" / "runbooks.md").read_text()
 RULES = YAML(typ="safe").load((DEPLOY / "alerts.yml").read_text())
 ALERTS = {rule["alert"]: rule["expr"] for group in RULES["groups"] for rule in group["rules"]}

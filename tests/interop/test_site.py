@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import rpcwheel
+from fixtures.programs import ROOT
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = Path(rpcwheel.__file__).parent  # in the tree, or where a wheel was installed
 
 

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from fixtures.journal_calls import new_call
 from fixtures.terminals import Terminal
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.cli import journal as journal_module
@@ -18,7 +19,7 @@ from rpcwheel.cli import main
 from rpcwheel.cli.journal_view import CALL_COLUMNS, call_row
 from rpcwheel.errors import JournalUnavailable
 from rpcwheel.failback.stored import StoredFunction, StoredRpc
-from rpcwheel.journal import CallState, Filter, NewCall, open_journal_backend
+from rpcwheel.journal import CallState, Filter, open_journal_backend
 from rpcwheel.journal.backend import Dead, Route
 from rpcwheel.journal.sqlite import SqliteJournal
 from rpcwheel.rpc import Kind
@@ -31,17 +32,8 @@ PUSH = StoredRpc(Kind.UNARY_UNARY, (b"order 1\x00",), METADATA, 2.5)
 
 
 def call(**values):
-    defaults = {
-        "queue": "audit",
-        "target": TARGET,
-        "method": "/shop.Orders/Push",
-        "key": "key-1",
-        "body": PUSH.encoded(),
-        "delay_s": 0.0,
-        "max_age_s": HOUR_S,
-        "error": "UNAVAILABLE: no route",
-    }
-    return NewCall(**defaults | values)
+    usual = {"queue": "audit", "target": TARGET, "body": PUSH.encoded()}
+    return new_call(**usual | {"error": "UNAVAILABLE: no route"} | values)
 
 
 @pytest.fixture

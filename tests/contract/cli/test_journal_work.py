@@ -7,10 +7,9 @@ from functools import partial
 
 import pytest
 
-from fixtures.commands import command, ended
 from fixtures.grpc_servers import GrpcServer, unary_service
 from fixtures.journals import stored_rpc
-from fixtures.programs import python
+from fixtures.programs import command, ended, python
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.cli import main
@@ -107,8 +106,7 @@ def test_calls_that_another_process_has_stored_are_delivered(url, tmp_path, shop
 
 
 def test_a_signal_gives_the_calls_to_another_worker_at_once(url, backend, shop):
-    hang = Hang()
-    shop.then(hang)
+    shop.then(hang := Hang())
     backend.append([stored_rpc(shop.target)])
     with working(url, "--grace", "0.01") as process:
         assert hang.begun.wait(WAIT_S)
@@ -120,8 +118,7 @@ def test_a_signal_gives_the_calls_to_another_worker_at_once(url, backend, shop):
 
 
 def test_a_second_signal_ends_the_process_at_once(url, backend, shop):
-    hang = Hang()
-    shop.then(hang)
+    shop.then(hang := Hang())
     backend.append([stored_rpc(shop.target)])
     with working(url, "--grace", "1000") as process:
         assert hang.begun.wait(WAIT_S)

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from fixtures.commands import command, ended
+from fixtures.programs import command, ended
 from fixtures.waiting import WAIT_S
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry import RegistryPolicy, open_registry

@@ -8,19 +8,18 @@ import re
 import shutil
 import subprocess
 import tomllib
-from pathlib import Path
 
 import grpc
 import pytest
 from ruamel.yaml import YAML
 
+from fixtures.programs import ROOT
 from rpcwheel.admission import BreakerState
 from rpcwheel.limit.limiter import RefusalReason
 from rpcwheel.metrics.table import METHOD, METRICS
 from rpcwheel.registry.reconciler import RegistrationState
 from rpcwheel.rpc import Criticality
 
-ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 PROMETHEUS = DEPLOY / "prometheus"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -2,17 +2,16 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 from typer.main import get_command
 
 import rpcwheel
+from fixtures.programs import ROOT
 from rpcwheel import errors, events, failback, timer
 from rpcwheel.cli.app import app
 
-ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs" / "operations" / "runbooks.md").read_text()
 SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", TEXT, re.DOTALL | re.MULTILINE))
 RULES = YAML(typ="safe").load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text())

@@ -4,8 +4,8 @@ import json
 import signal
 from functools import partial
 
-from fixtures.commands import command, ended
 from fixtures.engine_etcd import EtcdEngine
+from fixtures.programs import command, ended
 from fixtures.waiting import wait_until
 from rpcwheel.registry import RegistryPolicy, open_registry
 
