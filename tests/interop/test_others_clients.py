@@ -141,8 +141,7 @@ def test_interceptors_before_rpcwheel_see_a_default_response_as_success(position
 
 @in_each_place(1, loses_cancel)
 def test_a_cancel_reaches_the_server(position, shop):
-    hang = Hang()
-    shop.then(hang)
+    shop.then(hang := Hang())
     done = position.open(PATIENT).cancel(position.kind, lambda: hang.begun.wait(WAIT_S))
     assert done.messages == []
     assert shop.calls[0].ended.wait(WAIT_S)

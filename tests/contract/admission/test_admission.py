@@ -66,8 +66,7 @@ def busy(shop, client, timer):
     def open_busy(concurrency=WAITS, **settings):
         settings = {"concurrency": concurrency, "timer": timer} | PLAIN | settings
         channel = client.open(**settings)
-        hang = Hang()
-        shop.then(hang)
+        shop.then(hang := Hang())
         running = client.begin(channel)
         assert hang.begun.wait(30)
         return channel, running
@@ -219,8 +218,7 @@ def test_a_stream_that_goes_on_shows_a_throttle_that_the_server_accepts_calls(
     fail(shop, client, channel, 1)
     (before,) = admissions()
     assert before.rejection == 0.5
-    hang = Hang()
-    shop.then(hang)
+    shop.then(hang := Hang())
     for _ in range(2):  # at most one of them is throttled
         call = client.begin(channel)
         assert wait_until(lambda call=call: hang.begun.is_set() or call.done())

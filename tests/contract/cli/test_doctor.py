@@ -14,6 +14,7 @@ from fixtures.doctors import QUICK
 from fixtures.grpc_servers import unary_service
 from fixtures.listeners import CHECK, answers, closes, greeted, http2_answering, says, silent
 from fixtures.ports import free_port, has_ipv6
+from fixtures.small_servers import Gate
 from fixtures.waiting import WAIT_S
 from rpcwheel.cli import main
 
@@ -156,19 +157,12 @@ def test_a_server_without_health_service_is_healthy_with_a_note(doctor, serve):
 
 
 def test_a_handler_that_hangs_is_distinguished_from_a_dead_connection(doctor, health_server):
-    entered, gate = threading.Event(), threading.Event()
-
-    def hang(request, context):
-        entered.set()
-        gate.wait(WAIT_S)
-        return request
-
-    server = health_server(service=unary_service(CHECK, hang))
+    server = health_server(service=unary_service(CHECK, gate := Gate()))
     for limit in LIMITS:
         status, found = doctor(server.target, "--timeout", limit)
-        if entered.is_set():
+        if gate.entered.is_set():
             break
-    gate.set()
+    gate.opened.set()
     assert (status, list(found)[-1]) == (1, "health")
     assert "but the connection works" in found["health"]["message"]
 

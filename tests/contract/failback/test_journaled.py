@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import threading
 import weakref
 
 import grpc
@@ -22,6 +21,7 @@ from fixtures.journals import (
     wait_until_quiet,
 )
 from fixtures.shop import UNARY_UNARY, Fail, Hang
+from fixtures.small_servers import Gate
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import each_kind
@@ -199,15 +199,14 @@ def test_a_program_may_keep_only_a_stub(world, shop, policy, new_queues, url):
 def test_a_call_that_is_being_stored_does_not_end_with_its_channel(
     world, shop, client, url, script
 ):
-    begun, answers = threading.Event(), threading.Event()
-    script["append"] = lambda: begun.set() or answers.wait(WAIT_S)
+    script["append"] = gate = Gate()
     shop.then("UNAVAILABLE", "UNAVAILABLE")
     retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.01, max_attempts=2)
     channel = client(idempotent=True, retry=retry)  # the call has waited for an attempt before
     call = world.call(channel, timeout=WAIT_S)
-    assert begun.wait(WAIT_S)
+    assert gate.entered.wait(WAIT_S)
     world.do(channel.close)
-    answers.set()
+    gate.opened.set()
     assert call.result() == LATER
     assert len(stored(url)) == 1
 
@@ -402,22 +401,21 @@ def test_a_call_whose_journal_does_not_answer_ends_after_the_timeout_of_its_url(
     append = Journal.append
 
     def begun_append(*args):
-        while not begun.is_set():  # on a busy machine the journal may seem not to answer before
+        while not gate.entered.is_set():  # on a busy machine it may seem not to answer before
             future = append(*args)
-            wait_until(lambda future=future: begun.is_set() or future.done())
+            wait_until(lambda future=future: gate.entered.is_set() or future.done())
         return future
 
     monkeypatch.setattr(Journal, "append", begun_append)
     monkeypatch.setattr(ScriptedJournal, "is_file", False)
-    begun, answers = threading.Event(), threading.Event()
-    script["append"] = lambda: begun.set() or answers.wait(WAIT_S)
+    script["append"] = gate = Gate()
     shop.then("UNAVAILABLE")
     channel = client(policy(journal=f"{url}?timeout=0.2"))
     with pytest.raises(JournalOutcomeUnknown, match=r"has not answered for 0\.2 s") as caught:
         push(channel) if form == "call" else world.call(channel, timeout=WAIT_S).result()
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
     assert stored(url) == []
-    answers.set()
+    gate.opened.set()
     wait_until(lambda: len(stored(url)) == 1)
 
 

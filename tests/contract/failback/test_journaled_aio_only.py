@@ -1,7 +1,6 @@
 """What only calls of `grpc.aio` in a journal have: canceled tasks, and loops that end."""
 
 import asyncio
-import threading
 from concurrent.futures import CancelledError
 
 import grpc
@@ -12,6 +11,7 @@ from fixtures.grpcio import with_target
 from fixtures.journaled_clients import LATER, is_closed
 from fixtures.journals import stored, wait_for_none
 from fixtures.shop import UNARY_UNARY, Hang
+from fixtures.small_servers import Gate
 from fixtures.waiting import WAIT_S, aio_wait_until, in_thread, wait_until
 from fixtures.worlds import only_aio
 from rpcwheel.call import CallPolicy
@@ -26,22 +26,16 @@ from rpcwheel.journal.journal import open_journal
 def test_a_caller_that_is_canceled_while_its_call_is_stored_may_find_it_stored(
     world, shop, client, url, script, events
 ):
-    entered, opened = threading.Event(), threading.Event()
-
-    def wait():
-        entered.set()
-        opened.wait(WAIT_S)
-
     shop.then("UNAVAILABLE")
-    script["append"] = wait
+    script["append"] = gate = Gate()
     call = world.call(client(), timeout=WAIT_S)
-    assert entered.wait(WAIT_S)
+    assert gate.entered.wait(WAIT_S)
     world.do(asyncio.sleep, 0)  # the loop is not blocked meanwhile
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         call.result()
     assert client.queues.stats()["*"].calls == 0
-    opened.set()
+    gate.opened.set()
     wait_until(lambda: len(stored(url)) == 1)
     wait_until(lambda: client.queues.stats()["*"].queued_total == 1)
     wait_until(lambda: events.of(FailbackQueued))
@@ -51,21 +45,20 @@ def test_a_caller_that_is_canceled_while_its_call_is_stored_may_find_it_stored(
 def test_a_caller_that_is_canceled_while_its_call_is_refused_is_counted(
     world, shop, client, script, events
 ):
-    entered, opened = threading.Event(), threading.Event()
+    gate = Gate()
 
     def refuse():
-        entered.set()
-        opened.wait(WAIT_S)
+        gate()
         raise JournalFull("the disk is full")
 
     shop.then("UNAVAILABLE")
     script["append"] = refuse
     call = world.call(client(), timeout=WAIT_S)
-    assert entered.wait(WAIT_S)
+    assert gate.entered.wait(WAIT_S)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         call.result()
-    opened.set()
+    gate.opened.set()
     wait_until(lambda: client.queues.stats()["*"].rejected == 1)
     assert events.of(TaskFailed) == []
 
@@ -74,16 +67,15 @@ def test_a_caller_that_is_canceled_while_its_call_is_refused_is_counted(
 def test_a_queue_that_is_made_after_close_does_not_block_the_loop(
     world, policy, new_queues, url, script
 ):
-    entered, go_on = threading.Event(), threading.Event()
-    script["renew"] = lambda: (entered.set(), go_on.wait(WAIT_S))
+    script["renew"] = gate = Gate()
     patient = f"{url}?timeout=3600"
     queues, journal = new_queues(), open_journal(patient)
     world.do(queues.close, 0)
     busy = in_thread(journal.renew, "busy")
-    assert entered.wait(WAIT_S)
+    assert gate.entered.wait(WAIT_S)
     queue = world.do(queues.queue_for, policy(journal=patient), "*")
     assert not busy.done()
-    go_on.set()
+    gate.opened.set()
     busy.result(WAIT_S)
     with pytest.raises(FailbackClosed):
         world.do(queue._queue.store.append, None, 0)

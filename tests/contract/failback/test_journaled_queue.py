@@ -20,6 +20,7 @@ from fixtures.journals import (
     wait_until_quiet,
 )
 from fixtures.shop import Hang, Shop
+from fixtures.small_servers import Gate
 from fixtures.timers import FullTimer
 from fixtures.waiting import WAIT_S, in_thread, wait_until
 from fixtures.worlds import only_sync
@@ -284,20 +285,20 @@ def test_a_result_that_is_not_stored_yet_when_its_lease_ends_is_reported(
     shop, begin_late, take_over, url, pass_time, timer, script, events
 ):
     store(url, target=shop.target)
-    reported, go_on, looked = threading.Event(), threading.Event(), threading.Event()
-    script["report"] = lambda: (reported.set(), go_on.wait(WAIT_S))
+    looked = threading.Event()
+    script["report"] = gate = Gate()
     shop.then(hang := Hang())
     begin_late()
     assert hang.begun.wait(WAIT_S)
     wait_until_quiet()  # a look that ran beside the report would wait for it, and none could follow
     shop.calls[0].ended.set()
-    assert reported.wait(WAIT_S)
+    assert gate.entered.wait(WAIT_S)
     pass_time(16)
     take_over(1)
     script["depths"] = looked.set
     timer.advance(1)
     assert looked.wait(WAIT_S)
-    go_on.set()
+    gate.opened.set()
     wait_until_quiet()
     assert [event.count for event in events.of(FailbackLeaseLost)] == [1]
 

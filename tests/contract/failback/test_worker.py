@@ -166,8 +166,7 @@ def test_once_does_not_connect_a_skipped_target_at_each_look(url, backend, shop,
     set_limit("failback.worker.LOOK_INTERVAL_S", 2 * WAIT_S)
     looks = threading.Semaphore(0)
     script["routes"] = looks.release
-    hang = Hang()
-    shop.then(hang)
+    shop.then(hang := Hang())
     backend.append([stored_rpc("nowhere"), stored_rpc(shop.target)])
     connected = []
 
@@ -409,8 +408,7 @@ def test_calls_of_a_worker_that_has_died_are_taken_over(url, backend, shop):
 
 
 def test_close_cancels_attempts_after_the_grace_and_gives_their_calls_back(url, backend, shop):
-    hang = Hang()
-    shop.then(hang)
+    shop.then(hang := Hang())
     backend.append([stored_rpc(shop.target)])
     with JournalWorker(url) as worker:
         assert hang.begun.wait(WAIT_S)
@@ -525,8 +523,7 @@ def test_the_worker_goes_on_after_an_error_of_a_look_that_is_no_exception(
 def test_once_skips_a_target_for_which_connect_raises_an_error_that_is_no_exception(
     url, backend, shop
 ):
-    hang = Hang()
-    shop.then(hang)
+    shop.then(hang := Hang())
     backend.append([stored_rpc(shop.target)])
 
     def connect(target):
@@ -566,8 +563,7 @@ def test_a_journal_that_does_not_exist_is_not_created(url, tmp_path):
 
 
 def test_a_worker_that_is_dropped_warns_and_gives_its_calls_back(url, backend, shop):
-    hang = Hang()
-    shop.then(hang)
+    shop.then(hang := Hang())
     backend.append([stored_rpc(shop.target)])
     workers = [JournalWorker(url)]
     workers[0].start()

@@ -12,6 +12,7 @@ import pytest
 
 from fixtures.idle_server import echo, hold, is_quiet, is_working
 from fixtures.leaks import no_garbage_collector
+from fixtures.small_servers import Gate
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.events import ConnectionClosed
 from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
@@ -70,10 +71,10 @@ def test_a_handler_in_a_task_of_an_interceptor_is_in_flight_until_its_call_ends(
 
 def block_the_loop(server):
     """Block the event loop until the event that is returned is set."""
-    blocked, go_on = threading.Event(), threading.Event()
-    server.world.loop.call_soon_threadsafe(lambda: blocked.set() or go_on.wait(WAIT_S))
-    assert blocked.wait(WAIT_S)
-    return go_on
+    gate = Gate()
+    server.world.loop.call_soon_threadsafe(gate)
+    assert gate.entered.wait(WAIT_S)
+    return gate.opened
 
 
 def advance_without_the_loop(server, *seconds):

@@ -11,6 +11,7 @@ from fixtures.client_interceptors import interceptor
 from fixtures.clients import LATER, SYNC_WAYS, patient, ways
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
+from fixtures.small_servers import Gate
 from fixtures.waiting import WAIT_S, in_thread, wait_until
 from fixtures.worlds import RETRY
 from rpcwheel.call import CallPolicy, DeadlinePolicy, DefaultResponsePolicy
@@ -44,24 +45,23 @@ def answer(call, style):
 
 
 def test_a_backoff_that_blocks_delays_neither_other_calls_nor_the_timer(shop, open_channel, timer):
-    end, begun = threading.Event(), threading.Event()
+    gate = Gate()
 
     def hang(_):
-        begun.set()
-        end.wait(2 * WAIT_S)
+        gate()
         return 0.0
 
     channel = open_channel(retry=RETRY.replace(backoff=hang))
     shop.then("UNAVAILABLE")
     stuck = begin(channel, "future")
-    assert begun.wait(WAIT_S)
+    assert gate.entered.wait(WAIT_S)
     shop.then("UNAVAILABLE")
     stream = begin(open_channel(), "stream")
     patient(timer)
     assert list(stream) == [b"x"]
     assert answer(begin(channel, "future"), "future") == b"x"
     assert not stuck.done()
-    end.set()
+    gate.opened.set()
     assert stuck.result(WAIT_S) == b"x"
 
 
@@ -95,8 +95,7 @@ def test_a_sink_that_blocks_does_not_block_the_timer(shop, shop_channel, timer):
             woken.append(opened.wait(WAIT_S))
 
     policy = CallPolicy(timeout=DeadlinePolicy(slow_call_threshold=2.0))
-    hang = Hang()
-    shop.then(hang)
+    shop.then(hang := Hang())
     call = intercept_channel(shop_channel, policy, timer=timer).unary_unary(UNARY_UNARY).future(b"")
     assert hang.begun.wait(WAIT_S)
     add_sink(block)

@@ -232,8 +232,7 @@ async def test_a_call_ends_if_an_inner_interceptor_is_canceled(shop, channels):
 
 
 async def test_a_channel_that_is_closed_with_a_grace_lets_running_attempts_end(shop, own, timer):
-    slow = Hang()
-    shop.then(slow)
+    shop.then(slow := Hang())
     channel = own.open(POLICY, timer=timer)
     call = channel.unary_unary(UNARY_UNARY)(b"x")
     await aio_wait_until(slow.begun.is_set)

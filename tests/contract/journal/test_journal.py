@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -10,6 +10,7 @@ import pytest
 
 from fixtures.forks import holds_in_child
 from fixtures.journals import ScriptedJournal, store, stored, wait_until_quiet
+from fixtures.small_servers import Gate
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel.errors import (
@@ -55,14 +56,13 @@ def busy(script):
 
     @contextmanager
     def busy(journal):
-        entered, go_on = threading.Event(), threading.Event()
-        script["renew"] = lambda: (entered.set(), go_on.wait(WAIT_S))
-        with ThreadPoolExecutor() as pool:
-            pool.submit(journal.renew, "busy")
-            assert entered.wait(WAIT_S)
-            yield
-            del script["renew"]
-            go_on.set()
+        script["renew"] = gate = Gate()
+        renewing = in_thread(journal.renew, "busy")
+        assert gate.entered.wait(WAIT_S)
+        yield
+        del script["renew"]
+        gate.opened.set()
+        renewing.exception(WAIT_S)
 
     return busy
 
@@ -245,12 +245,11 @@ def test_results_that_are_refused_are_kept_and_stored_later(journal, url, script
 def test_results_that_the_engine_is_storing_count_as_not_stored(journal, url, script):
     store(url)
     (call,) = taken(journal)
-    is_storing, may_store = threading.Event(), threading.Event()
-    script["report"] = lambda: (is_storing.set(), may_store.wait(WAIT_S))
+    script["report"] = gate = Gate()
     journal.report("w", Delivered(call.id))
-    assert is_storing.wait(WAIT_S)
+    assert gate.entered.wait(WAIT_S)
     assert journal.unstored_results == 1
-    may_store.set()
+    gate.opened.set()
     wait_until(lambda: journal.unstored_results == 0)
     assert stored(url) == []
 

@@ -236,8 +236,7 @@ def test_log_records_of_a_worker_have_the_span_of_the_caller(shop, spans, log):
 
 
 def test_calls_without_a_recording_span_are_not_noted(shop, spans):
-    hang = Hang()
-    shop.then(hang)
+    shop.then(hang := Hang())
     with ReconnectingChannel(shop.target) as channel:
         future = channel.unary_unary(UNARY_UNARY).future(b"ab")
         assert hang.begun.wait(WAIT_S)
