@@ -2,12 +2,12 @@
 
 import datetime as dt
 import socket
-from pathlib import Path
 
 import grpc
 import pytest
 import trustme
 
+from fixtures.certificates import key_and_chain
 from fixtures.listeners import answers, over_tls, says
 
 TODAY = dt.datetime.now(dt.UTC)
@@ -31,29 +31,13 @@ def secure_server(authority, health_server):
     """A gRPC server with TLS, whose certificate is for these names."""
 
     def start(*names, client_ca=None, **given):
-        leaf = authority.issue_cert(*(names or ["127.0.0.1"]), **given)
-        chain = b"".join(blob.bytes() for blob in leaf.cert_chain_pems)
-        pairs = [(leaf.private_key_pem.bytes(), chain)]
+        pairs = [key_and_chain(authority.issue_cert(*(names or ["127.0.0.1"]), **given))]
         credentials = grpc.ssl_server_credentials(
             pairs, root_certificates=client_ca, require_client_auth=client_ca is not None
         )
         return health_server(credentials=credentials)
 
     return start
-
-
-@pytest.fixture
-def own_files(authority, tmp_path):
-    """Makes a chain and its key, for Python's own TLS."""
-
-    def make(*names) -> tuple[Path, Path]:
-        leaf = authority.issue_cert(*names)
-        chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
-        chain.write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
-        key.write_bytes(leaf.private_key_pem.bytes())
-        return chain, key
-
-    return make
 
 
 def test_a_server_that_requires_tls_is_found_without_tls(doctor, secure_server):
@@ -100,27 +84,29 @@ def test_a_certificate_that_expires_soon_is_a_warning(doctor, secure_server, ca)
     assert "expires in 5 days" in found["tls"]["message"]
 
 
-def test_a_missing_client_certificate_is_found(doctor, secure_server, authority, ca, own_files):
+def test_a_missing_client_certificate_is_found(doctor, secure_server, authority, ca, tmp_path):
     server = secure_server(client_ca=authority.cert_pem.bytes())
     status, found = doctor(server.target, "--ca", ca)
     assert status == 1
     assert "requires a client certificate" in found["tls"]["message"]
-    chain, key = own_files("client.example")
+    leaf, chain, key = authority.issue_cert("client.example"), tmp_path / "chain", tmp_path / "key"
+    leaf.cert_chain_pems[0].write_to_path(chain)
+    leaf.private_key_pem.write_to_path(key)
     ours = ["--cert", str(chain), "--key", str(key)]
     assert doctor(server.target, "--ca", ca, *ours)[0] == 0
 
 
 @pytest.mark.parametrize("alpn", [None, "http/1.1"])
-def test_tls_without_alpn_h2_is_found(doctor, listen, ca, own_files, alpn):
+def test_tls_without_alpn_h2_is_found(doctor, listen, ca, authority, alpn):
     refuse = answers(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-    served = over_tls(refuse, own_files("127.0.0.1"), alpn=alpn)
+    served = over_tls(refuse, authority.issue_cert("127.0.0.1"), alpn=alpn)
     status, found = doctor(listen(served).target, "--ca", ca)
     assert status == 1
     assert "ALPN h2" in found["tls"]["message"]
 
 
-def test_tls_is_found_behind_a_server_that_ignores_plaintext(doctor, listen, own_files):
-    secure = over_tls(says(b""), own_files("127.0.0.1"))
+def test_tls_is_found_behind_a_server_that_ignores_plaintext(doctor, listen, authority):
+    secure = over_tls(says(b""), authority.issue_cert("127.0.0.1"))
 
     def ignores_plaintext(sock):
         if sock.recv(3, socket.MSG_PEEK) != b"PRI":

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from fixtures.journal_calls import new_call
-from fixtures.terminals import Terminal
+from fixtures.terminals import Terminal, TerminalText
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.cli import journal as journal_module
 from rpcwheel.cli import main
@@ -329,19 +329,12 @@ def test_drop_deletes_only_dead_letters_unless_a_state_is_named(url, backend, ca
     assert backend.select(Filter()) == []
 
 
-class Typed(io.StringIO):
-    """What a user types on a terminal."""
-
-    def isatty(self):
-        return True
-
-
 @pytest.mark.parametrize("job", ["retry", "drop"])
 def test_a_change_needs_a_filter_or_all_and_an_answer_or_yes(
     job, url, backend, monkeypatch, capsys
 ):
     backend.append([call(), call()])
-    monkeypatch.setattr(sys, "stdin", Typed(""))
+    monkeypatch.setattr(sys, "stdin", TerminalText(""))
     selected_none = run(job, url, "--state", "dead", capsys=capsys).out
     assert selected_none == "no call is selected\n"
     kill(backend, 1)
@@ -351,17 +344,17 @@ def test_a_change_needs_a_filter_or_all_and_an_answer_or_yes(
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     error = run(*words, capsys=capsys, status=2).err
     assert f"no terminal to ask whether to {job} calls; give --yes" in error
-    monkeypatch.setattr(sys, "stdin", Typed("n\n"))
+    monkeypatch.setattr(sys, "stdin", TerminalText("n\n"))
     captured = run(*words, capsys=capsys, status=1)
     assert f"{job} 1 call of {url}?" in captured.err
     assert captured.out.strip() == "nothing was changed"
     assert backend.select(Filter(ids=(1,)))[0].state is CallState.DEAD
-    monkeypatch.setattr(sys, "stdin", Typed("y\n"))
+    monkeypatch.setattr(sys, "stdin", TerminalText("y\n"))
     assert "1 call d" in run(*words, capsys=capsys).out
     assert [one.state for one in backend.select(Filter(ids=(1,)))] != [CallState.DEAD]
 
 
-class Interrupted(Typed):
+class Interrupted(TerminalText):
     """A user who presses Ctrl-C."""
 
     def readline(self, *_):
@@ -370,7 +363,7 @@ class Interrupted(Typed):
 
 @pytest.mark.parametrize(
     ("typed", "status"),
-    [(Interrupted, 130), (lambda: Typed(""), 1), (lambda: Typed("perhaps\nY\n"), 0)],
+    [(Interrupted, 130), (lambda: TerminalText(""), 1), (lambda: TerminalText("perhaps\nY\n"), 0)],
     ids=["ctrl-c", "ctrl-d", "again"],
 )
 def test_a_question_may_be_interrupted_or_is_asked_again(
@@ -385,7 +378,7 @@ def test_a_question_may_be_interrupted_or_is_asked_again(
 def test_a_question_counts_up_to_a_limit(url, backend, monkeypatch, set_limit, capsys):
     set_limit("cli.journal.MAX_COUNT", 2)
     backend.append([call()] * 3)
-    monkeypatch.setattr(sys, "stdin", Typed("y\n"))
+    monkeypatch.setattr(sys, "stdin", TerminalText("y\n"))
     captured = run("retry", url, "--all", capsys=capsys)
     assert "retry more than 2 calls of" in captured.err
     assert captured.out.strip() == "3 calls due now"

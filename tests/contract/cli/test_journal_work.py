@@ -7,10 +7,9 @@ from functools import partial
 
 import pytest
 
-from fixtures.grpc_servers import GrpcServer, unary_service
 from fixtures.journals import stored_rpc
 from fixtures.programs import command, ended, python
-from fixtures.shop import UNARY_UNARY, Hang
+from fixtures.shop import Hang, Shop
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.cli import main
 from rpcwheel.failback import JournalWorker
@@ -234,29 +233,21 @@ def test_a_target_with_an_equals_sign_is_mapped(url, backend, shop, capsys):
 
 
 @pytest.fixture
-def tls_server(certificates):
-    """A server with TLS: its target, and the requests that it has got."""
-    requests = []
-
-    def push(request, context):
-        requests.append(request)
-        return b""
-
-    service = unary_service(UNARY_UNARY, push)
-    with GrpcServer(service, credentials=certificates.server_credentials()) as server:
-        yield server.target, requests
+def secure_shop(certificates):
+    """A server with TLS."""
+    with Shop(credentials=certificates.server_credentials()) as shop:
+        yield shop
 
 
 @pytest.mark.parametrize(("name", "attempts"), [("localhost", 0), ("shop.test", 2)])
 def test_calls_are_sent_over_tls(
-    name, attempts, url, backend, tls_server, certificates, tmp_path, capsys
+    name, attempts, url, backend, secure_shop, certificates, tmp_path, capsys
 ):
-    target, requests = tls_server
     (tmp_path / "ca.pem").write_bytes(certificates.root)
-    backend.append([stored_rpc(target)])
+    backend.append([stored_rpc(secure_shop.target)])
     words = ["--ca", str(tmp_path / "ca.pem"), "--servername", name]
     assert run(url, "--once", *words, capsys=capsys)[0] == 0
-    assert requests == ([] if attempts else [b"order 1"])
+    assert requests_of(secure_shop) == ([] if attempts else [b"order 1"])
     assert sum(call.attempts for call in backend.select(Filter())) == attempts
 
 

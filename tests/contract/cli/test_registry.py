@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from fixtures.interrupts import Interrupt
+from fixtures.terminals import TerminalText
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.cli import main
 from rpcwheel.instance import ServiceInstance
@@ -68,11 +69,6 @@ def test_ls_json_has_all_values_of_an_instance(url, registry, capsys) -> None:
     assert ServiceInstance(**record) == one
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def shown(url, monkeypatch, stream, *words):
     """What `ls` writes to a stream."""
     monkeypatch.setattr(sys, "stdout", stream)
@@ -113,11 +109,11 @@ def test_a_terminal_gets_a_rich_table_with_all_text_and_no_markup(
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "120")
     registered(registry, instance(metadata={"k": "[bold]x[/bold]", "long": "v" * 200}))
-    text = shown(url, monkeypatch, Terminal())
+    text = shown(url, monkeypatch, TerminalText())
     assert "\N{BOX DRAWINGS LIGHT HORIZONTAL}" in text
     assert "[bold]" in "".join(text.split())
     assert text.count("v") > 200
-    assert "SERVICE" in shown(url, monkeypatch, Terminal(), "--plain")
+    assert "SERVICE" in shown(url, monkeypatch, TerminalText(), "--plain")
 
 
 def test_characters_that_the_encoding_does_not_have_are_escaped(url, registry, monkeypatch) -> None:

@@ -62,8 +62,7 @@ def test_one_etcd_member_with_a_trusted_certificate_is_enough(opened, tls_files,
     chain_of_another = tmp_path / "chain.pem"
     key_of_another = tmp_path / "key.pem"
     another = trustme.CA().issue_cert("127.0.0.1", "localhost")
-    for blob in another.cert_chain_pems:
-        blob.write_to_path(chain_of_another, append=True)
+    another.cert_chain_pems[0].write_to_path(chain_of_another)
     another.private_key_pem.write_to_path(key_of_another)
     root, chain, key = map(str, tls_files)
     others = tls_files[0], chain_of_another, key_of_another
