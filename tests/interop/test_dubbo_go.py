@@ -21,10 +21,9 @@ from fixtures.dubbo_java import (
 )
 from fixtures.ports import free_port
 from fixtures.waiting import WAIT_S, wait_until
-from fixtures.worlds import world
 from rpcwheel.registry import RegistryPolicy
 
-__all__ = ["dubbo_go", "dubbo_zookeeper", "world"]
+__all__ = ["dubbo_go", "dubbo_zookeeper"]
 
 pytestmark = pytest.mark.timeout(BUILD_S + 6 * WAIT_S)  # the programs are built first
 

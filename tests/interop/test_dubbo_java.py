@@ -36,11 +36,10 @@ from fixtures.dubbo_java import (
 )
 from fixtures.ports import free_port
 from fixtures.waiting import WAIT_S, wait_until
-from fixtures.worlds import world
 from rpcwheel import RetryPolicy
 from rpcwheel.cli import main
 
-__all__ = ["dubbo_jar", "dubbo_zookeeper", "java_consumer", "java_provider", "world"]
+__all__ = ["dubbo_jar", "dubbo_zookeeper", "java_consumer", "java_provider"]
 
 RESTARTS = int(os.environ.get("TEST_RESTARTS", "2"))
 """Of providers in Java; 20 take 7 minutes. `--log-cli-level=INFO` shows the number of calls."""

@@ -22,12 +22,10 @@ from fixtures.instrumented_channels import begin, response_of
 from fixtures.shop import SERVICE, UNARY_UNARY
 from fixtures.small_servers import METHOD, serving_in
 from fixtures.waiting import WAIT_S, wait_until
-from fixtures.worlds import METHODS, each_kind, only_aio, world
+from fixtures.worlds import METHODS, each_kind, only_aio
 from rpcwheel import BalancerPolicy, RetryPolicy
 from rpcwheel.idle import IdlePolicy
 from rpcwheel.registry import ServiceInstance
-
-__all__ = ["world"]
 
 READY = grpc.ChannelConnectivity.READY
 INSTRUMENTORS = [

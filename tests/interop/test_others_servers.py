@@ -6,11 +6,8 @@ from scenarios.served import KINDS, ONE_ANSWER, aio_answering, answering, ask, h
 
 from fixtures.small_servers import serving_in
 from fixtures.waiting import wait_until
-from fixtures.worlds import world
 from rpcwheel.call import CallPolicy, current_deadline
 from rpcwheel.interceptors import aio, sync
-
-__all__ = ["world"]
 
 TIMEOUT = 30.0
 PACKAGES = ["opentelemetry", "grpc_interceptor"]

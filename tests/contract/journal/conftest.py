@@ -4,6 +4,7 @@ import pytest
 
 from fixtures.engine_postgresql import PostgresqlEngine
 from fixtures.engine_redis import DurableRedis, RedisEngine
+from fixtures.engine_watchers import namespace, tls_files  # noqa: F401 - fixtures
 from fixtures.engines import engine_fixture
 from fixtures.journals import script, url  # noqa: F401
 from rpcwheel.journal import open_journal_backend

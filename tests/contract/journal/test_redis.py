@@ -9,7 +9,6 @@ import pytest
 import redis as redis_package
 
 from fixtures.engine_redis import RedisEngine
-from fixtures.engine_watchers import namespace, tls_files
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
 from fixtures.waiting import wait_until
 from rpcwheel.cli import main
@@ -22,8 +21,6 @@ from rpcwheel.errors import (
 from rpcwheel.events import FailbackLost
 from rpcwheel.journal import CallState, Filter
 from rpcwheel.journal.backend import Dead, Delivered, Postponed
-
-__all__ = ["namespace", "tls_files"]
 
 
 @pytest.fixture

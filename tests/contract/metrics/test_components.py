@@ -5,13 +5,10 @@ import prometheus_client
 import pytest
 from tenacity import wait_fixed
 
-from fixtures.call_counts import (
-    call_counts,  # noqa: F401
-    codes_of,
-)
+from fixtures.call_counts import codes_of
 from fixtures.small_servers import ECHOING, METHOD, Gate, running
 from fixtures.waiting import WAIT_S, wait_until
-from fixtures.worlds import SyncWorld, world  # noqa: F401
+from fixtures.worlds import SyncWorld
 from rpcwheel import BreakerPolicy, Kit, LimitPolicy, with_breaker
 from rpcwheel.balancer import BalancedChannel
 from rpcwheel.errors import JournalRefused
@@ -189,10 +186,7 @@ def test_a_balanced_channel(scrape):
 
 
 def test_the_limits_of_servers_of_a_name_are_added_and_a_refused_call_is_counted_once(
-    world,  # noqa: F811
-    scrape,
-    call_counts,  # noqa: F811
-    events,
+    world, scrape, call_counts, events
 ):
     name, stream, gate = f"limited {world.name}", "/test.Small/Watch", Gate()
     limit = LimitPolicy(name=name, max_concurrent=2, max_streams=1, max_wait=4 * WAIT_S)
@@ -243,7 +237,7 @@ def test_the_limits_of_servers_of_a_name_are_added_and_a_refused_call_is_counted
 LABELS = {"grpc_type": "unary", "grpc_service": "shop.Orders", "grpc_method": "Begun"}
 
 
-def test_a_call_has_the_labels_of_its_method_and_code(scrape, call_counts):  # noqa: F811
+def test_a_call_has_the_labels_of_its_method_and_code(scrape, call_counts):
     for side, name in ((call_counts.client, "client"), (call_counts.server, "server")):
         counts = side.method("/shop.Orders/Begun", "unary")
         counts.begin()

@@ -7,7 +7,6 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fixtures.call_counts import call_counts  # noqa: F401
 from fixtures.programs import run_program
 from rpcwheel.events import FailbackQueued, RetryScheduled, emit
 from rpcwheel.metrics import Collector
@@ -93,7 +92,7 @@ def test_a_name_that_is_not_utf_8_does_not_end_the_scrape(registry):
 
 
 @pytest.mark.parametrize("paths", [("/abc", "xyz"), ("a/b", "/a/b")])
-def test_methods_with_the_same_labels_are_one_series(paths, call_counts):  # noqa: F811
+def test_methods_with_the_same_labels_are_one_series(paths, call_counts):
     for path in paths:
         counts = call_counts.server.method(path, "unary")
         counts.end(counts.begin(), "OK")

@@ -11,7 +11,6 @@ import pytest
 
 import rpcwheel
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.listeners import listen  # noqa: F401 - a fixture
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import RegistryPolicy
@@ -25,7 +24,7 @@ AUTHORIZATION = (("authorization", "Bearer secret"),)
 
 
 @pytest.fixture
-def proxy(monkeypatch, listen):  # noqa: F811
+def proxy(monkeypatch, listen):
     """An HTTP proxy that notes which address it is to connect to, and closes the connection."""
     for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)

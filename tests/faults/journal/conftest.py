@@ -10,6 +10,7 @@ from fixtures.engine_redis import DurableRedis
 from fixtures.engines import engine_fixture
 from fixtures.journal_clients import JournalClient
 from fixtures.recording_server import RecordingServer
+from fixtures.worlds import world  # noqa: F401 - a fixture
 
 
 class DurablePostgresql(PostgresqlEngine):

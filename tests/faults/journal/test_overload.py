@@ -8,11 +8,8 @@ import pytest
 
 from fixtures.grpc_servers import GrpcServer, unary_service
 from fixtures.waiting import WAIT_S, wait_until
-from fixtures.worlds import world
 from rpcwheel import FailbackPolicy, Kit
 from rpcwheel.failback import JournalWorker
-
-__all__ = ["world"]
 
 THREADS, SERVICE_S = 8, 0.1
 CALLS = 400

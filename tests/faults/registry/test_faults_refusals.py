@@ -17,7 +17,7 @@ from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_redis import RedisEngine
 from fixtures.engine_zookeeper import DubboEngine, ZookeeperEngine
 from fixtures.fault_worlds import KINDS, Load, running
-from fixtures.listeners import listen, says, silent
+from fixtures.listeners import says, silent
 from fixtures.ports import free_port
 from fixtures.shops import SERVICE, WHO
 from fixtures.waiting import WAIT_S, wait_until
@@ -27,8 +27,6 @@ from rpcwheel.balancer import BalancerPolicy
 from rpcwheel.errors import NotPublished, RegistryRefused, RegistryUnavailable
 from rpcwheel.events import RecordSkipped
 from rpcwheel.registry import ServiceInstance
-
-__all__ = ["listen"]
 
 POLICY = RegistryPolicy(lease_ttl=60.0, timeout=WAIT_S / 2, snapshot=False)
 """To check a password costs an engine a while, on purpose."""

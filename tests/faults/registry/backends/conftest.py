@@ -1,8 +1,19 @@
-"""What the tests of the engines share."""
+"""The engines, one of each for a module, and what their tests share."""
 
 import pytest
 
+from fixtures.dubbo_applications import metadata_server  # noqa: F401 - a fixture
+from fixtures.engine_etcd import EtcdEngine
+from fixtures.engine_redis import RedisEngine
 from fixtures.engine_watchers import namespace, opened, tls_files  # noqa: F401 - fixtures
+from fixtures.engine_watchers import namespace as root  # noqa: F401 - a fixture
+from fixtures.engine_zookeeper import DubboEngine, ZookeeperEngine
+from fixtures.engines import engine_fixture
+
+etcd = engine_fixture(EtcdEngine)
+redis = engine_fixture(RedisEngine)
+zookeeper = engine_fixture(ZookeeperEngine)
+dubbo = engine_fixture(DubboEngine)
 
 
 @pytest.fixture

@@ -5,18 +5,9 @@ import threading
 
 import pytest
 
-from fixtures.engine_etcd import EtcdEngine
-from fixtures.engine_redis import RedisEngine
 from fixtures.engine_watchers import ABOUT_LEASES, contract_settings
-from fixtures.engine_zookeeper import DubboEngine, ZookeeperEngine
-from fixtures.engines import engine_fixture
 from rpcwheel.registry.backends import open_backend
 from rpcwheel.testing import BACKEND_CHECKS
-
-etcd = engine_fixture(EtcdEngine)
-redis = engine_fixture(RedisEngine)
-zookeeper = engine_fixture(ZookeeperEngine)
-dubbo = engine_fixture(DubboEngine)
 
 
 @pytest.mark.parametrize("name", ["etcd", "redis", "zookeeper", "dubbo"])

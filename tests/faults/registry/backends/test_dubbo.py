@@ -9,19 +9,13 @@ from urllib.parse import quote_plus, unquote_plus
 import pytest
 from kazoo.security import OPEN_ACL_UNSAFE, make_acl
 
-from fixtures.engine_watchers import RecordingWatcher, in_the_end, instance, opened
-from fixtures.engine_watchers import namespace as root
-from fixtures.engine_zookeeper import DubboEngine
-from fixtures.engines import engine_fixture
+from fixtures.engine_watchers import RecordingWatcher, in_the_end, instance
 from fixtures.interrupts import Interrupt
 from fixtures.waiting import wait_until
 from rpcwheel.cli import main
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.instance import ServiceInstance
 
-__all__ = ["opened", "root"]
-
-dubbo = engine_fixture(DubboEngine)
 A = instance(1)
 B = A.replace(host="10.0.0.2", id="10.0.0.2:1")
 INTERFACE = "com.example.shop.Orders"

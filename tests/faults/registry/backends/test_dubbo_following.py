@@ -7,20 +7,15 @@ from urllib.parse import quote_plus
 
 import pytest
 
-from fixtures.dubbo_applications import Nodes, local, metadata, metadata_server, remote, service
-from fixtures.engine_watchers import RecordingWatcher, instance, opened
-from fixtures.engine_watchers import namespace as root
+from fixtures.dubbo_applications import Nodes, local, metadata, remote, service
+from fixtures.engine_watchers import RecordingWatcher, instance
 from fixtures.engine_zookeeper import DubboEngine
-from fixtures.engines import engine_fixture
 from fixtures.ports import free_port
 from fixtures.waiting import wait_until
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry import Registry
 
-__all__ = ["metadata_server", "opened", "root"]
-
-dubbo = engine_fixture(DubboEngine)
 ORDERS, STOCK = "com.example.shop.Orders", "com.example.shop.Stock"
 SERVICE = "shop.Orders"
 SHORT_S = 0.6

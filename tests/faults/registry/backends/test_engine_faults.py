@@ -2,8 +2,6 @@
 
 import pytest
 
-from fixtures.engine_etcd import EtcdEngine
-from fixtures.engine_redis import RedisEngine
 from fixtures.engine_watchers import (
     RecordingWatcher,
     closes,
@@ -13,14 +11,9 @@ from fixtures.engine_watchers import (
     publishes,
 )
 from fixtures.engine_zookeeper import DubboEngine, ZookeeperEngine
-from fixtures.engines import engine_fixture
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryUnavailable
 
-etcd = engine_fixture(EtcdEngine)
-redis = engine_fixture(RedisEngine)
-zookeeper = engine_fixture(ZookeeperEngine)
-dubbo = engine_fixture(DubboEngine)
 A, B = instance(1), instance(2)
 
 

@@ -2,13 +2,9 @@
 
 import time
 
-from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_watchers import RecordingWatcher, instance
-from fixtures.engines import engine_fixture
 from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.backends import etcd as module
-
-etcd = engine_fixture(EtcdEngine)
 
 SERVICE = "shop.Orders"
 

@@ -5,12 +5,10 @@ import pytest
 
 from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_watchers import RecordingWatcher, in_the_end, instance
-from fixtures.engines import engine_fixture
 from fixtures.grpc_servers import GrpcServer
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 
-etcd = engine_fixture(EtcdEngine)
 SERVICE = "shop.Orders"
 NO_ANSWER = r"no answer in \d+ s|ping timeout"
 """On a connection into a black hole. The second is gRPC's, after 13 s without a byte."""

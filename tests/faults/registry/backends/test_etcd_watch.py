@@ -3,9 +3,7 @@
 import threading
 from contextlib import closing
 
-from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_watchers import RecordingWatcher, instance
-from fixtures.engines import engine_fixture
 from fixtures.waiting import wait_until
 from rpcwheel.errors import TooManyTimeouts
 from rpcwheel.events.events import RegistryFailed
@@ -13,8 +11,6 @@ from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
 from rpcwheel.timer import WheelTimer
-
-etcd = engine_fixture(EtcdEngine)
 
 SERVICE = "shop.Orders"
 

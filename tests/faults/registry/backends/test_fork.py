@@ -6,10 +6,7 @@ they start a poller of gRPC's, which can abort the process whatever the child do
 alone.
 """
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +14,10 @@ from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_redis import RedisEngine
 from fixtures.engine_watchers import in_the_end, instance
 from fixtures.engine_zookeeper import ZookeeperEngine
+from fixtures.line_programs import LineProgram
+from fixtures.processes import PATHS
 from fixtures.programs import run_program
-from fixtures.waiting import WAIT_S
-
-TESTS = Path(__file__).parents[3]
-PYTHONPATH = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+from fixtures.waiting import START_S, WAIT_S
 
 PROGRAM = """
 import os, signal, sys
@@ -115,36 +111,24 @@ print(ended.count(0), flush=True)
 
 
 @pytest.mark.parametrize("fork_support", ["0", None])
-def test_forks_while_etcd_is_frozen(opened, fork_support):
+def test_forks_while_etcd_is_frozen(opened, fork_support, monkeypatch, tmp_path):
     """gRPC connects again all the time then. Its own fork handlers can crash the children."""
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
-    environment.pop("GRPC_ENABLE_FORK_SUPPORT", None)
+    monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT", raising=False)
     if fork_support is not None:
-        environment["GRPC_ENABLE_FORK_SUPPORT"] = fork_support
+        monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", fork_support)
     with EtcdEngine() as engine:
         publisher = opened(engine.url())
         publisher.publish([instance(1)])
-        with subprocess.Popen(
-            [sys.executable, "-P", "-c", FOLLOWER, engine.url(), str(CHILDREN)],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as follower:
-            try:
-                assert follower.stdout.readline() == "follows\n"
-                engine.freeze()
-                follower.stdin.write("\n")
-                follower.stdin.flush()
-                assert follower.stdout.readline() == "forked\n"
-                engine.thaw()
-                in_the_end(lambda: publisher.publish([instance(1), instance(2)]))
-                printed, errors = follower.communicate("\n", timeout=3 * WAIT_S)
-            finally:
-                follower.kill()
-    assert follower.returncode == 0, errors
-    assert errors.count("RuntimeWarning: this process has an etcd registry and forks") == (
-        0 if fork_support == "0" else 1
-    )
-    assert fork_support is None or int(printed) == CHILDREN
+        command = [sys.executable, "-P", "-c", FOLLOWER, engine.url(), str(CHILDREN)]
+        log = tmp_path / "log"
+        with LineProgram(command, log, start_s=START_S, PYTHONPATH=PATHS) as follower:
+            assert follower.answer() == "follows"
+            engine.freeze()
+            assert follower.ask("") == "forked"
+            engine.thaw()
+            in_the_end(lambda: publisher.publish([instance(1), instance(2)]))
+            ended = int(follower.ask(""))
+            assert follower.process.wait(WAIT_S) == 0, log.read_text()
+    warning = "RuntimeWarning: this process has an etcd registry and forks"
+    assert log.read_text().count(warning) == (0 if fork_support == "0" else 1)
+    assert fork_support is None or ended == CHILDREN

@@ -10,15 +10,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.engine_redis import RedisEngine, field_of
-from fixtures.engine_watchers import (
-    LEASE,
-    RecordingWatcher,
-    instance,
-    namespace,
-    opened,
-    tls_files,
-)
-from fixtures.engines import engine_fixture
+from fixtures.engine_watchers import LEASE, RecordingWatcher, instance
 from fixtures.waiting import wait_until
 from rpcwheel.errors import (
     RegistryClosed,
@@ -26,9 +18,6 @@ from rpcwheel.errors import (
     RegistryUnavailable,
 )
 
-__all__ = ["namespace", "opened", "tls_files"]
-
-redis = engine_fixture(RedisEngine)
 A, B = instance(1), instance(2)
 
 

@@ -7,21 +7,11 @@ import pytest
 from redis.exceptions import OutOfMemoryError
 
 from fixtures.engine_redis import RedisEngine, field_of
-from fixtures.engine_watchers import (
-    RecordingWatcher,
-    in_the_end,
-    instance,
-    opened,
-    publishes,
-)
-from fixtures.engines import engine_fixture
+from fixtures.engine_watchers import RecordingWatcher, in_the_end, instance, publishes
 from fixtures.timers import cannot_start
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 
-__all__ = ["opened"]
-
-redis = engine_fixture(RedisEngine)
 A, B = instance(1), instance(2)
 RECORDS, LEASES = "{rpcwheel}:records", "{rpcwheel}:leases"
 

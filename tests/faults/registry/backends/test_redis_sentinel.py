@@ -5,11 +5,9 @@ import contextlib
 import pytest
 
 from fixtures.engine_redis import RedisEngine, SentinelEngine
-from fixtures.engine_watchers import RecordingWatcher, in_the_end, instance, opened, publishes
+from fixtures.engine_watchers import RecordingWatcher, in_the_end, instance, publishes
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import RegistryPolicy, open_registry
-
-__all__ = ["opened"]
 
 A, B = instance(1), instance(2)
 POLICY = RegistryPolicy(lease_ttl=3.0, timeout=1.0, jitter=0.5, snapshot=False)

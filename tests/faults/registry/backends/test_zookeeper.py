@@ -6,16 +6,7 @@ import logging
 import pytest
 from kazoo.security import make_acl, make_digest_acl
 
-from fixtures.engine_watchers import (
-    RecordingWatcher,
-    instance,
-    namespace,
-    opened,
-    tls_files,
-)
-from fixtures.engine_zookeeper import ZookeeperEngine
-from fixtures.engines import engine_fixture
-from fixtures.listeners import listen
+from fixtures.engine_watchers import RecordingWatcher, instance
 from fixtures.ports import free_port
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import (
@@ -24,9 +15,6 @@ from rpcwheel.errors import (
 )
 from rpcwheel.registry.backends.zookeeper_nodes import FULL_EVERY
 
-__all__ = ["listen", "namespace", "opened", "tls_files"]
-
-zookeeper = engine_fixture(ZookeeperEngine)
 A, B = instance(1), instance(2)
 
 

@@ -2,12 +2,10 @@
 
 import pytest
 
-from fixtures.engine_watchers import RecordingWatcher, in_the_end, instance, opened
+from fixtures.engine_watchers import RecordingWatcher, in_the_end, instance
 from fixtures.engine_zookeeper import ZookeeperCluster
 from fixtures.waiting import wait_until
 from rpcwheel.errors import RegistryUnavailable
-
-__all__ = ["opened"]
 
 SERVICE = instance().service
 LEASE, TIMEOUT = 6.0, 1.0

@@ -19,19 +19,13 @@ from fixtures.engine_watchers import (
     RecordingWatcher,
     in_the_end,
     instance,
-    opened,
     publishes,
 )
-from fixtures.engine_zookeeper import ZookeeperEngine
-from fixtures.engines import engine_fixture
-from fixtures.listeners import listen, silent
+from fixtures.listeners import silent
 from fixtures.timers import cannot_start
 from fixtures.waiting import wait_until
 from rpcwheel.errors import RegistryUnavailable
 
-__all__ = ["listen", "opened"]
-
-zookeeper = engine_fixture(ZookeeperEngine)
 A, B = instance(1), instance(2)
 NODE = "/rpcwheel/v1/shop.Orders/10.0.0.1:1"
 
