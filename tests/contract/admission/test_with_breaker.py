@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from fixtures.forks import holds_in_child
+from fixtures.rpc_errors import CodeOnly
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import METHODS
@@ -21,13 +22,6 @@ from rpcwheel.events import BreakerOpened, CallbackFailed
 from rpcwheel.telemetry import components
 
 SETTINGS = {"window_calls": 4, "minimum_calls": 2, "half_open_calls": 1, "open_duration": 10.0}
-
-
-class Status(grpc.RpcError):
-    """An error with the status UNAVAILABLE."""
-
-    def code(self):
-        return grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.fixture
@@ -61,7 +55,7 @@ def make_half_open(breaker, timer):
 
 def test_a_function_is_not_called_after_too_many_failures(guarded, timer, events):
     call, calls = guarded
-    fail(call, ConnectionError(), Status())
+    fail(call, ConnectionError(), CodeOnly(grpc.StatusCode.UNAVAILABLE))
     with pytest.raises(BreakerOpen, match=r"call was not called, because .* again in") as caught:
         call(1)
     assert len(calls) == 2

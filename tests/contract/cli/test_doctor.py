@@ -14,8 +14,7 @@ from fixtures.doctors import QUICK
 from fixtures.grpc_servers import unary_service
 from fixtures.listeners import CHECK, answers, closes, greeted, http2_answering, says, silent
 from fixtures.ports import free_port, has_ipv6
-from fixtures.small_servers import Gate
-from fixtures.waiting import WAIT_S
+from fixtures.waiting import WAIT_S, Gate
 from rpcwheel.cli import main
 
 # Nothing listens

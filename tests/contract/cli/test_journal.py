@@ -37,11 +37,6 @@ def call(**values):
 
 
 @pytest.fixture
-def url(tmp_path):
-    return f"sqlite://{tmp_path / 'shop.db'}"
-
-
-@pytest.fixture
 def backend(url):
     backend = open_journal_backend(url)
     yield backend

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from fixtures.grpc_servers import requests_of
 from fixtures.journals import stored_rpc
 from fixtures.programs import command, ended, python
 from fixtures.shop import Hang, Shop
@@ -81,10 +82,6 @@ def url(worker_url):
 def run(*words, capsys):
     status = main(["journal", "work", *words])
     return status, capsys.readouterr().err
-
-
-def requests_of(shop):
-    return [b"".join(seen.requests) for seen in shop.calls]
 
 
 def test_calls_that_another_process_has_stored_are_delivered(url, tmp_path, shop):

@@ -4,8 +4,6 @@ import signal
 import socket
 from functools import partial
 
-import pytest
-
 from fixtures.programs import command, ended
 from fixtures.waiting import WAIT_S
 from rpcwheel.instance import ServiceInstance
@@ -26,11 +24,6 @@ sys.exit(main(sys.argv[1:]))
 
 def instance(**values):
     return ServiceInstance(**{"service": "shop.Orders", "host": "10.0.0.7", "port": 50051} | values)
-
-
-@pytest.fixture
-def url(tmp_path):
-    return f"sqlite://{tmp_path / 'shop.db'}"
 
 
 def test_register_publishes_until_a_signal_and_then_withdraws(url) -> None:

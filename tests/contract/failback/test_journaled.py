@@ -21,9 +21,8 @@ from fixtures.journals import (
     wait_until_quiet,
 )
 from fixtures.shop import UNARY_UNARY, Fail, Hang
-from fixtures.small_servers import Gate
 from fixtures.timers import run_threads
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from fixtures.worlds import each_kind
 from rpcwheel import call_options
 from rpcwheel.admission import BreakerPolicy

@@ -11,8 +11,7 @@ from fixtures.grpcio import with_target
 from fixtures.journaled_clients import LATER, is_closed
 from fixtures.journals import stored, wait_for_none
 from fixtures.shop import UNARY_UNARY, Hang
-from fixtures.small_servers import Gate
-from fixtures.waiting import WAIT_S, aio_wait_until, in_thread, wait_until
+from fixtures.waiting import WAIT_S, Gate, aio_wait_until, in_thread, wait_until
 from fixtures.worlds import only_aio
 from rpcwheel.call import CallPolicy
 from rpcwheel.errors import FailbackClosed, JournalFull

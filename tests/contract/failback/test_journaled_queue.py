@@ -20,9 +20,8 @@ from fixtures.journals import (
     wait_until_quiet,
 )
 from fixtures.shop import Hang, Shop
-from fixtures.small_servers import Gate
 from fixtures.timers import FullTimer
-from fixtures.waiting import WAIT_S, in_thread, wait_until
+from fixtures.waiting import WAIT_S, Gate, in_thread, wait_until
 from fixtures.worlds import only_sync
 from rpcwheel.call import MethodPolicy
 from rpcwheel.call.metadata import RETRY_KEY

@@ -12,8 +12,7 @@ import pytest
 
 from fixtures.idle_server import echo, hold, is_quiet, is_working
 from fixtures.leaks import no_garbage_collector
-from fixtures.small_servers import Gate
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel.events import ConnectionClosed
 from rpcwheel.idle.aio import ConnectionTable, IdleConnectionDetector
 

@@ -11,8 +11,7 @@ from fixtures.client_interceptors import interceptor
 from fixtures.clients import LATER, SYNC_WAYS, patient, ways
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
-from fixtures.small_servers import Gate
-from fixtures.waiting import WAIT_S, in_thread, wait_until
+from fixtures.waiting import WAIT_S, Gate, in_thread, wait_until
 from fixtures.worlds import RETRY
 from rpcwheel.call import CallPolicy, DeadlinePolicy, DefaultResponsePolicy
 from rpcwheel.events import CallbackFailed, CallSlow, add_sink, remove_sink

@@ -14,8 +14,8 @@ from fixtures.call_counts import TYPES, codes_of
 from fixtures.client_interceptors import interceptor
 from fixtures.clients import held, in_every_way
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail, Silent
-from fixtures.small_servers import METHOD, Gate, serving
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.small_servers import METHOD, serving
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from fixtures.worlds import METHODS, RETRY
 from rpcwheel.call import CallPolicy, DeadlinePolicy, DefaultResponsePolicy, HedgingPolicy
 from rpcwheel.events import CallbackFailed

@@ -38,8 +38,8 @@ from fixtures.handlers import (
     serving_a_call_of,
     status,
 )
-from fixtures.small_servers import IN_TIME, METHOD, Gate, serving_in, small
-from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from fixtures.small_servers import IN_TIME, METHOD, serving_in, small
+from fixtures.waiting import WAIT_S, Gate, aio_wait_until, wait_until
 from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel.call import CallPolicy, Criticality, DeadlinePolicy, MethodPolicy, deadline_scope
 from rpcwheel.events import CallSlow, DeadlineExceededBeforeStart

@@ -10,8 +10,8 @@ from scenarios.served import ROUNDED, aio_ask, answering, begin, handler
 
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.handlers import left, seconds
-from fixtures.small_servers import METHOD, Gate, aio_serving
-from fixtures.waiting import WAIT_S, aio_wait_until
+from fixtures.small_servers import METHOD, aio_serving
+from fixtures.waiting import WAIT_S, Gate, aio_wait_until
 from rpcwheel.call import CallPolicy, Criticality, DeadlinePolicy, current_criticality
 from rpcwheel.events import CallSlow
 from rpcwheel.interceptors.aio import server_interceptors

@@ -11,8 +11,8 @@ from scenarios.served import ROUNDED, answering, ask, begin, handler
 from fixtures.call_counts import codes_of
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.handlers import left, seconds, status
-from fixtures.small_servers import Gate, serving
-from fixtures.waiting import WAIT_S, in_thread, wait_until
+from fixtures.small_servers import serving
+from fixtures.waiting import WAIT_S, Gate, in_thread, wait_until
 from rpcwheel.call import CallPolicy, DeadlinePolicy, current_criticality
 from rpcwheel.events import CallSlow
 from rpcwheel.interceptors import aio, server_interceptors

@@ -10,9 +10,8 @@ import pytest
 
 from fixtures.forks import holds_in_child
 from fixtures.journals import ScriptedJournal, store, stored, wait_until_quiet
-from fixtures.small_servers import Gate
 from fixtures.timers import run_threads
-from fixtures.waiting import WAIT_S, in_thread, wait_until
+from fixtures.waiting import WAIT_S, Gate, in_thread, wait_until
 from rpcwheel.errors import (
     ConfigurationError,
     JournalFull,

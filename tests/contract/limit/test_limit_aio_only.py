@@ -11,8 +11,8 @@ import pytest
 
 from fixtures.grpc_servers import IMPATIENT, aio_running, unary_service
 from fixtures.limited_servers import LONG_S
-from fixtures.small_servers import METHOD, Gate
-from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from fixtures.small_servers import METHOD
+from fixtures.waiting import WAIT_S, Gate, aio_wait_until, wait_until
 from fixtures.worlds import only_aio
 from rpcwheel.aio import Kit
 from rpcwheel.limit import LimitPolicy

@@ -14,8 +14,8 @@ from fixtures.forks import holds_in_child
 from fixtures.grpc_servers import GrpcServer, unary_service
 from fixtures.limited_servers import LONG_S, SHORT_S
 from fixtures.shop import SERVICE, UNARY_UNARY
-from fixtures.small_servers import METHOD, Gate
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.small_servers import METHOD
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from fixtures.worlds import only_sync
 from rpcwheel.call import MethodPolicy
 from rpcwheel.events import LimitIneffective, add_sink, remove_sink

@@ -6,8 +6,8 @@ import pytest
 from tenacity import wait_fixed
 
 from fixtures.call_counts import codes_of
-from fixtures.small_servers import ECHOING, METHOD, Gate, running
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.small_servers import ECHOING, METHOD, running
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from fixtures.worlds import SyncWorld
 from rpcwheel import BreakerPolicy, Kit, LimitPolicy, with_breaker
 from rpcwheel.balancer import BalancedChannel

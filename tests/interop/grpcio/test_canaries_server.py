@@ -23,8 +23,8 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import since
 from fixtures.programs import run_program
 from fixtures.shop import FOR_EVER
-from fixtures.small_servers import METHOD, Gate, aio_serving, serving
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.small_servers import METHOD, aio_serving, serving
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel._grpc.handlers import context_with_code
 from rpcwheel.limit.executor import CANCELED
 

@@ -2,8 +2,8 @@
 
 import grpc
 
-from fixtures.small_servers import METHOD, Gate, serving
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.small_servers import METHOD, serving
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel.options import channel_options
 
 FLOOR = "grpc.http2.min_ping_interval_without_data_ms"

@@ -3,14 +3,9 @@
 import time
 
 from fixtures.engine_watchers import RecordingWatcher, instance
-from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.backends import etcd as module
 
 SERVICE = "shop.Orders"
-
-
-def of(service: str, port: int = 1) -> ServiceInstance:
-    return instance(port).replace(service=service)
 
 
 # Keys
@@ -18,7 +13,7 @@ def of(service: str, port: int = 1) -> ServiceInstance:
 
 def test_all_records_of_a_backend_have_one_lease(etcd, make) -> None:
     backend = make()
-    backend.publish([instance(1), of("shop.Carts", 2)])
+    backend.publish([instance(1), instance(2, "shop.Carts")])
     keys = [
         f"/{backend.url.namespace}/v1/shop.Carts/10.0.0.1:2",
         f"/{backend.url.namespace}/v1/shop.Orders/10.0.0.1:1",

@@ -7,16 +7,11 @@ from fixtures.engine_watchers import RecordingWatcher, instance
 from fixtures.waiting import wait_until
 from rpcwheel.errors import TooManyTimeouts
 from rpcwheel.events.events import RegistryFailed
-from rpcwheel.instance import ServiceInstance
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
 from rpcwheel.timer import WheelTimer
 
 SERVICE = "shop.Orders"
-
-
-def of(service: str) -> ServiceInstance:
-    return instance().replace(service=service)
 
 
 def test_all_watches_of_a_backend_share_one_thread(make) -> None:
@@ -26,7 +21,7 @@ def test_all_watches_of_a_backend_share_one_thread(make) -> None:
     assert all(watcher.sees() for watcher in watchers.values())
     threads = [each.name for each in threading.enumerate() if "etcd" in each.name]
     assert threads == ["rpcwheel-etcd-watch"]
-    publisher.publish([of(name) for name in watchers])
+    publisher.publish([instance(service=name) for name in watchers])
     for watch in watches[10:]:
         watch.close()
     assert all(watchers[f"shop.{number}"].sees(instance()) for number in range(10))
