@@ -7,6 +7,7 @@ import time
 import grpc
 import pytest
 
+from fixtures.client_interceptors import interceptor
 from fixtures.heartbeats import CHECK, NOT_SERVING, advance_until, wait_until_bookkeeping_is_done
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import only_sync
@@ -16,19 +17,6 @@ from rpcwheel.timer import WheelTimer
 from rpcwheel.transport import ReconnectingChannel
 
 pytestmark = [only_sync, pytest.mark.usefixtures("world")]
-
-
-class Slow(grpc.UnaryUnaryClientInterceptor):
-    """An interceptor of the user that blocks."""
-
-    def __init__(self):
-        self.threads = []
-        self.gate = threading.Event()
-
-    def intercept_unary_unary(self, continuation, details, request):
-        self.threads.append(threading.current_thread().name)
-        self.gate.wait(WAIT_S)
-        return continuation(details, request)
 
 
 def test_code_of_the_user_and_reconnects_run_on_worker_threads(server, channel, manager, timer):
@@ -60,7 +48,13 @@ def test_code_of_the_user_and_reconnects_run_on_worker_threads(server, channel, 
 
 
 def test_interceptors_that_hang_do_not_delay_the_timer(server):
-    slow = Slow()
+    threads, gate = [], threading.Event()
+
+    def hang(continuation, details, request):
+        threads.append(threading.current_thread().name)
+        gate.wait(WAIT_S)
+        return continuation(details, request)
+
     with (
         WheelTimer(name="t") as timer,
         HeartbeatManager(timer, interval=0.05, timeout=WAIT_S) as manager,
@@ -68,7 +62,8 @@ def test_interceptors_that_hang_do_not_delay_the_timer(server):
     ):
 
         def connect(options):
-            return grpc.intercept_channel(grpc.insecure_channel(server.target, options), slow)
+            bare = grpc.insecure_channel(server.target, options)
+            return grpc.intercept_channel(bare, interceptor(hang))
 
         several = [
             opened.enter_context(ReconnectingChannel(server.target, connect=connect))
@@ -78,10 +73,10 @@ def test_interceptors_that_hang_do_not_delay_the_timer(server):
             stuck.beat()
         free = manager.attach(opened.enter_context(ReconnectingChannel(server.target)))
         free.beat()
-        assert wait_until(lambda: len(slow.threads) >= 6 and free.answered >= 3)
-        assert slow.threads[0].startswith("rpcwheel-worker")
+        assert wait_until(lambda: len(threads) >= 6 and free.answered >= 3)
+        assert threads[0].startswith("rpcwheel-worker")
         assert stuck.answered == 0
-        slow.gate.set()
+        gate.set()
 
 
 def test_event_handlers_and_listeners_that_hang_do_not_delay_the_timer(server):
