@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from fixtures.forks import held_by_another_thread, holds_in_child
-from fixtures.timers import frequent_thread_switches  # noqa: F401
+from fixtures.timers import cannot_start, frequent_thread_switches, run_threads  # noqa: F401
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel.admission import (
@@ -703,22 +703,17 @@ def test_sinks_run_without_the_lock_of_all_breakers_if_no_thread_can_be_started(
     breakers = Breakers([breaker])
     client, settings = breakers.admission("shop:1", timer), AdmissionSettings(breaker=breaker)
 
-    def refuse(self):
-        raise RuntimeError("can't start new thread")
-
     def list_on_another_thread(event):
         if isinstance(event, ExecutorRejected):
-            thread = threading.Thread(target=len, args=(breakers,))
-            thread.start()
-            thread.join(WAIT_S)
-            has_ended.append(not thread.is_alive())
+            run_threads(lambda: len(breakers))
+            has_ended.append(True)
 
     if is_new:
         breakers.force_open()
     else:
         client.method("/shop.Orders/Get", settings)
     monkeypatch.setattr(circuit, "EXECUTOR", executor.KeyedExecutor())
-    monkeypatch.setattr(executor._Thread, "start", refuse)
+    monkeypatch.setattr(executor._Thread, "start", cannot_start)
     add_sink(list_on_another_thread)
     try:
         if is_new:

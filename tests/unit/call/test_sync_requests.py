@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from fixtures.counted_messages import CountedMessage
+from fixtures.timers import cannot_start
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.executor import SHARED_THREADS
 from rpcwheel._grpc.calls import Details
@@ -106,10 +107,7 @@ def test_a_closed_stream_keeps_no_messages_while_its_iterator_waits(set_limit):
 
 
 def test_requests_are_not_read_if_no_thread_can_be_started(monkeypatch):
-    def start(_):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(threading.Thread, "start", cannot_start)
     assert RequestStream(iter([b"a"]), 1000).read_rest() is None
 
 

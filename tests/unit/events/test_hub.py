@@ -2,13 +2,11 @@
 
 import asyncio
 import logging
-import threading
 
 import pytest
 
 from fixtures.forks import held_by_another_thread, holds_in_child
 from fixtures.timers import run_threads
-from fixtures.waiting import WAIT_S
 from rpcwheel.events import TooManyTimers, add_sink, emit, log_event
 from rpcwheel.events.hub import _SINKS, SinkList
 
@@ -114,10 +112,7 @@ def test_a_finalizer_may_emit_an_event_while_a_sink_is_added(sink_list):
         for _ in range(2):
             sink_list.add_sink(Sink())
 
-    thread = threading.Thread(target=add, daemon=True)
-    thread.start()
-    thread.join(WAIT_S)
-    assert not thread.is_alive()
+    run_threads(add)
 
 
 def test_a_sink_that_emits_recursively_does_not_raise_in_the_emitter(sink_list):

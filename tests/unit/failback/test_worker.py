@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import grpc
 import pytest
 
+from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S
 from rpcwheel.call.idempotency import IDEMPOTENCY_KEY
 from rpcwheel.failback import FailbackStats, JournalWorker
@@ -88,17 +89,9 @@ def interrupt(monkeypatch):
     return interrupt
 
 
-def ends(function):
-    """Whether a function returns. If it waits for itself, its thread goes on."""
-    thread = threading.Thread(target=function, daemon=True)
-    thread.start()
-    thread.join(WAIT_S)
-    return not thread.is_alive()
-
-
 def test_counts_do_not_wait_for_those_that_a_signal_handler_interrupts(worker):
     worker._invokers = {"orders": Mock(stats=lambda: worker.skipped)}
-    assert ends(worker.stats)
+    run_threads(worker.stats)
 
 
 def test_a_count_does_not_wait_for_one_that_a_signal_handler_interrupts(worker, monkeypatch):
@@ -112,7 +105,7 @@ def test_a_count_does_not_wait_for_one_that_a_signal_handler_interrupts(worker, 
         return depths()
 
     monkeypatch.setattr(backend, "depths", interrupted)
-    assert ends(worker.count)
+    run_threads(worker.count)
     assert counted == [0]
     worker.close()
 

@@ -218,10 +218,7 @@ def test_an_event_waits_for_no_change_of_settings(server, events):
         change = threading.Thread(target=detector.change, kwargs={"idle_timeout": 7.0})
         change.start()
         assert wait_until(is_locked)
-        report = threading.Thread(target=detector._report_limit, args=("test", "the limit"))
-        report.start()
-        report.join(WAIT_S)
-        assert not report.is_alive()
+        run_threads(lambda: detector._report_limit("test", "the limit"))
     change.join(WAIT_S)
     assert wait_until(lambda: events.of(IdleDetectionLimited))
 

@@ -3,11 +3,11 @@
 import asyncio
 import os
 import signal
-import threading
 
 import pytest
 
 from fixtures.event_loops import uvloop
+from fixtures.timers import run_threads
 from rpcwheel.publisher.signals import (
     SIGNAL_HANDLERS,
     SignalHandlers,
@@ -112,16 +112,10 @@ def test_an_ignored_signal_stays_ignored():
     assert seen == []
 
 
-def on_another_thread(work):
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(10)
-
-
 def test_no_handler_is_set_on_another_thread():
     signals, may = SignalHandlers(), []
     before = signal.getsignal(signal.SIGTERM)
-    on_another_thread(lambda: (may.append(is_main_thread()), signals.add(print)))
+    run_threads(lambda: (may.append(is_main_thread()), signals.add(print)))
     assert may == [False]
     assert is_main_thread()
     assert signal.getsignal(signal.SIGTERM) is before
@@ -132,7 +126,7 @@ def test_after_a_removal_on_another_thread_the_next_signal_restores_the_handlers
     signal.signal(signal.SIGTERM, lambda *_: mine.append("mine"))
     callback = seen.append
     signals.add(callback)
-    on_another_thread(lambda: signals.remove(callback))
+    run_threads(lambda: signals.remove(callback))
     signal.raise_signal(signal.SIGTERM)
     assert (seen, mine) == ([], ["mine"])
 

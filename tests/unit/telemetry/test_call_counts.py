@@ -1,7 +1,5 @@
 """Counts of calls: what is added up, on any thread, in finalizers and in forked processes."""
 
-import threading
-
 import pytest
 
 from fixtures.forks import held_by_another_thread, holds_in_child
@@ -111,10 +109,7 @@ def test_a_finalizer_may_count_a_call_while_the_counts_are_added_up(side, counts
     for _ in range(3):  # the first code becomes a key, the others are dropped
         counts.end(counts.begin(), CountingCode("OK"))
     monkeypatch.setattr(call_counts, "MAX_QUEUED", 0)  # each end tries to add up
-    adding = threading.Thread(target=side.totals, daemon=True)
-    adding.start()
-    adding.join(30.0)
-    assert not adding.is_alive()  # no deadlock
+    run_threads(side.totals)
     assert (side.totals()[0].started, codes(side)) == (5, {"OK": 3, "CANCELLED": 2})
 
 

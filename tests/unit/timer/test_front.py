@@ -2,6 +2,7 @@
 
 import functools
 import random
+import threading
 import time
 from datetime import timedelta
 
@@ -9,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fixtures.timers import QUEUES
+from fixtures.timers import QUEUES, cannot_start
 from rpcwheel.durations import MAX_NS, NEVER
-from rpcwheel.timer import ManualTimer, TooManyTimeouts, WheelTimer, sync
+from rpcwheel.timer import ManualTimer, TooManyTimeouts, WheelTimer
 from rpcwheel.timer.queue import TimerState
 
 
@@ -55,15 +56,8 @@ def test_a_delay_is_rounded_to_the_nearest_nanosecond(timer):
 
 
 def test_new_timeout_can_be_repeated_if_the_thread_could_not_start(monkeypatch, timer):
-    class NoThread:
-        def __init__(self, **options) -> None:
-            pass
-
-        def start(self):
-            raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as patch:
-        patch.setattr(sync.threading, "Thread", NoThread)
+        patch.setattr(threading.Thread, "start", cannot_start)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             timer.new_timeout(print, 60.0)
     assert timer.pending == 0
