@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import threading
 import weakref
 from contextlib import closing
 from datetime import timedelta
@@ -11,8 +10,13 @@ from random import Random
 import pytest
 
 from fixtures.forks import held_by_another_thread, holds_in_child
-from fixtures.timers import cannot_start, frequent_thread_switches, run_threads  # noqa: F401
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.timers import (
+    cannot_start,
+    frequent_thread_switches,  # noqa: F401 - a fixture
+    in_background,
+    run_threads,
+)
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel.admission import (
     BreakerPolicy,
@@ -616,12 +620,11 @@ def test_what_is_set_by_hand_applies_to_breakers_that_are_made_later(timer):
 
 
 def test_a_breaker_that_is_made_while_another_thread_resets_all_is_reset(timer, monkeypatch):
-    breaker, forcing, go_on = BreakerPolicy(), threading.Event(), threading.Event()
+    breaker, gate = BreakerPolicy(), Gate()
 
     def change(each, by_hand):
         if by_hand is Breaker.force_open:
-            forcing.set()
-            assert go_on.wait(WAIT_S)
+            gate()
         return original(each, by_hand)
 
     original = circuit.CircuitBreaker.change
@@ -629,25 +632,20 @@ def test_a_breaker_that_is_made_while_another_thread_resets_all_is_reset(timer, 
     breakers = Breakers([breaker])
     client, settings = breakers.admission("shop:1", timer), AdmissionSettings(breaker=breaker)
     breakers.force_open()
-    making = threading.Thread(target=client.method, args=("/shop.Orders/Get", settings))
-    making.start()
-    assert forcing.wait(WAIT_S)
-    resetting = threading.Thread(target=breakers.reset)
-    resetting.start()
-    resetting.join(0.1)  # it has to wait; a shorter time could only hide that it does not
-    go_on.set()
-    making.join(WAIT_S)
-    resetting.join(WAIT_S)
+    with in_background(client.method, "/shop.Orders/Get", settings):
+        assert gate.entered.wait(WAIT_S)
+        with in_background(breakers.reset) as resetting:
+            resetting.join(0.1)  # it has to wait; a shorter time could only hide that it does not
+            gate.opened.set()
     assert [each.state for each in breakers] == [BreakerState.CLOSED]
 
 
 def test_changes_by_hand_are_reported_in_their_order(timer, monkeypatch):
-    reported, reporting, go_on = [], threading.Event(), threading.Event()
+    reported, gate = [], Gate()
 
     def report(each, transition):
         if transition.after is BreakerState.FORCED_OPEN:
-            reporting.set()
-            assert go_on.wait(WAIT_S)
+            gate()
         reported.append(transition.after)
 
     breaker = BreakerPolicy()
@@ -655,12 +653,10 @@ def test_changes_by_hand_are_reported_in_their_order(timer, monkeypatch):
     client = breakers.admission("shop:1", timer)
     client.method("/shop.Orders/Get", AdmissionSettings(breaker=breaker))
     monkeypatch.setattr(circuit.CircuitBreaker, "report", report)
-    forcing = threading.Thread(target=breakers.force_open)
-    forcing.start()
-    assert reporting.wait(WAIT_S)
-    breakers.reset()
-    go_on.set()
-    forcing.join(WAIT_S)
+    with in_background(breakers.force_open):
+        assert gate.entered.wait(WAIT_S)
+        breakers.reset()
+        gate.opened.set()
     assert reported == [BreakerState.FORCED_OPEN, BreakerState.CLOSED]
 
 
@@ -741,10 +737,9 @@ def test_a_channel_is_found_for_a_health_check_while_others_open_and_close(targe
             for channel in channels:
                 target.remove_channel(channel)
 
-    thread = threading.Thread(target=open_and_close)
-    thread.start()
-    while thread.is_alive():
-        check(results.append)
+    with in_background(open_and_close) as thread:
+        while thread.is_alive():
+            check(results.append)
     assert set(results) <= {True}
 
 
@@ -759,10 +754,9 @@ def test_breakers_are_listed_while_methods_are_called_for_the_first_time(timer):
         for name in names:
             client.method(name, settings)
 
-    thread = threading.Thread(target=call_all)
-    thread.start()
-    while thread.is_alive():
-        list(breakers)
+    with in_background(call_all) as thread:
+        while thread.is_alive():
+            list(breakers)
     assert len(breakers) == len(names)
 
 

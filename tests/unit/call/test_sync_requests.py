@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from fixtures.counted_messages import CountedMessage
-from fixtures.timers import cannot_start
+from fixtures.timers import in_background, no_new_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.executor import SHARED_THREADS
 from rpcwheel._grpc.calls import Details
@@ -44,14 +44,12 @@ def test_a_message_read_by_an_earlier_attempt_goes_to_the_current_one():
     source.put(b"ab")
     assert next(old) == b"ab"
     got = []
-    reader = threading.Thread(target=lambda: got.extend(old))
-    reader.start()
-    wait_until(lambda: requests._reading)
-    current = requests.for_attempt()
-    source.put(b"cd")  # too much to keep; `current` has sent nothing yet
-    source.put(None)
-    assert list(current) == [b"ab", b"cd"]
-    reader.join(WAIT_S)
+    with in_background(lambda: got.extend(old)):
+        wait_until(lambda: requests._reading)
+        current = requests.for_attempt()
+        source.put(b"cd")  # too much to keep; `current` has sent nothing yet
+        source.put(None)
+        assert list(current) == [b"ab", b"cd"]
     assert got == []
     assert not requests.buffer.replayable
 
@@ -106,9 +104,9 @@ def test_a_closed_stream_keeps_no_messages_while_its_iterator_waits(set_limit):
     assert not copies
 
 
-def test_requests_are_not_read_if_no_thread_can_be_started(monkeypatch):
-    monkeypatch.setattr(threading.Thread, "start", cannot_start)
-    assert RequestStream(iter([b"a"]), 1000).read_rest() is None
+def test_requests_are_not_read_if_no_thread_can_be_started():
+    with no_new_threads():
+        assert RequestStream(iter([b"a"]), 1000).read_rest() is None
 
 
 def test_requests_whose_iterator_raises_are_not_all_known():

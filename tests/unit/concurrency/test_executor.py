@@ -11,8 +11,8 @@ from fixtures.exiting_process import STARTS_THREADS
 from fixtures.forks import holds_in_child
 from fixtures.interrupts import interrupted_at_each_call
 from fixtures.programs import run_program
-from fixtures.timers import cannot_start, inherit_contexts, run_threads
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.timers import cannot_start, inherit_contexts, no_new_threads, run_threads
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel._concurrency.executor import EXECUTOR, KeyedExecutor
 from rpcwheel.call.deadline import current_deadline, deadline_scope
@@ -32,29 +32,18 @@ def threads_of(pool):
     return [one for one in threading.enumerate() if one.name.startswith(f"{pool._name}-")]
 
 
-class Hang:
-    """A job that ends when `end` is set."""
-
-    def __init__(self):
-        self.began = threading.Event()
-        self.end = threading.Event()
-
-    def __call__(self):
-        self.began.set()
-        self.end.wait(WAIT_S)
-
-
 @pytest.fixture
 def hang():
-    hangs = []
+    """Make jobs that hang until they are opened, at the latest at the end."""
+    gates = []
 
     def new():
-        hangs.append(Hang())
-        return hangs[-1]
+        gates.append(Gate())
+        return gates[-1]
 
     yield new
-    for one in hangs:
-        one.end.set()
+    for gate in gates:
+        gate.opened.set()
 
 
 def run(pool, key="key"):
@@ -99,7 +88,7 @@ def test_jobs_of_a_key_start_in_order_on_one_thread(hang):
         pool.submit("key", lambda number=number: order.append(number))
     done = run(pool)
     assert order == []
-    first.end.set()
+    first.opened.set()
     assert done.wait(WAIT_S)
     assert order == [0, 1, 2, 3, 4]
 
@@ -115,29 +104,29 @@ def test_a_key_gets_at_most_the_shared_threads(pool, hang):
     jobs = [hang() for _ in range(4)]
     for job in jobs:
         pool.submit("key", job)
-    assert jobs[1].began.wait(WAIT_S)
+    assert jobs[1].entered.wait(WAIT_S)
     assert len(threads_of(pool)) == 2
-    jobs[0].end.set()
-    assert jobs[2].began.wait(WAIT_S)
+    jobs[0].opened.set()
+    assert jobs[2].entered.wait(WAIT_S)
     assert len(threads_of(pool)) == 2
-    assert not jobs[3].began.is_set()
+    assert not jobs[3].entered.is_set()
 
 
 def test_a_waiting_job_gets_the_thread_of_another_key(pool, hang):
     jobs = [hang() for _ in range(2)]
     for job in jobs:
         pool.submit("hanging", job)
-        assert job.began.wait(WAIT_S)
+        assert job.entered.wait(WAIT_S)
     other, waiting = hang(), hang()
     pool.submit("other", other)
-    assert other.began.wait(WAIT_S)
+    assert other.entered.wait(WAIT_S)
     pool.submit("other", waiting)
     assert len(threads_of(pool)) == 3
-    jobs[0].end.set()  # two are still busy: the shared threads
+    jobs[0].opened.set()  # two are still busy: the shared threads
     assert wait_until(lambda: len(threads_of(pool)) == 2)  # the third has ended
-    assert not waiting.began.is_set()
-    jobs[1].end.set()
-    assert waiting.began.wait(WAIT_S)
+    assert not waiting.entered.is_set()
+    jobs[1].opened.set()
+    assert waiting.entered.wait(WAIT_S)
 
 
 def test_a_thread_is_reused_and_ends_when_idle(pool, monkeypatch):
@@ -258,9 +247,8 @@ def test_a_process_can_exit_while_threads_start():
     run_program(program.format(submits))
 
 
-def test_a_job_whose_thread_cannot_start_waits_for_another_thread(pool, events, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", cannot_start)
+def test_a_job_whose_thread_cannot_start_waits_for_another_thread(pool, events):
+    with no_new_threads():
         first = run(pool)
     assert not first.is_set()
     assert [type(event) for event in events] == [ExecutorRejected]
@@ -268,35 +256,30 @@ def test_a_job_whose_thread_cannot_start_waits_for_another_thread(pool, events, 
     assert first.wait(WAIT_S)
 
 
-def test_a_job_whose_thread_cannot_start_takes_a_free_thread_while_others_hang(
-    pool, hang, monkeypatch
-):
+def test_a_job_whose_thread_cannot_start_takes_a_free_thread_while_others_hang(pool, hang):
     jobs = [hang() for _ in range(3)]
     for key, job in zip(("hanging", "hanging", "other"), jobs, strict=True):
         pool.submit(key, job)
-        assert job.began.wait(WAIT_S)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", cannot_start)
+        assert job.entered.wait(WAIT_S)
+    with no_new_threads():
         done = run(pool, "refused")
-    jobs[2].end.set()
+    jobs[2].opened.set()
     assert done.wait(WAIT_S / 2)  # before the jobs that hang have ended
 
 
-def test_refused_jobs_of_a_key_start_in_order(monkeypatch):
+def test_refused_jobs_of_a_key_start_in_order():
     pool, order = KeyedExecutor("rpcwheel-test", shared_threads=1), []
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", cannot_start)
+    with no_new_threads():
         for number in range(3):
             pool.submit("key", lambda number=number: order.append(number))
     assert run(pool).wait(WAIT_S)
     assert order == [0, 1, 2]
 
 
-def test_the_timer_starts_the_threads_that_were_refused(pool, events, monkeypatch):
+def test_the_timer_starts_the_threads_that_were_refused(pool, events):
     timer = ManualTimer()
     pool.timer = lambda: timer
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", cannot_start)
+    with no_new_threads():
         first, second, other = run(pool), run(pool), run(pool, "other")
         timer.advance(executor.RETRY_S)
         assert timer.pending == 1
@@ -308,12 +291,11 @@ def test_the_timer_starts_the_threads_that_were_refused(pool, events, monkeypatc
     assert timer.pending == 0
 
 
-def test_a_refused_thread_of_the_timer_does_not_break_submit(pool, events, monkeypatch):
-    with WheelTimer() as timer, monkeypatch.context() as patch:
+def test_a_refused_thread_of_the_timer_does_not_break_submit(pool, events):
+    with WheelTimer() as timer:
         pool.timer = lambda: timer
-        patch.setattr(threading.Thread, "start", cannot_start)
-        first = run(pool)
-        patch.undo()
+        with no_new_threads():
+            first = run(pool)
         assert [type(event) for event in events] == [ExecutorRejected]
         assert run(pool).wait(WAIT_S)
         assert first.wait(WAIT_S)
@@ -351,7 +333,7 @@ def test_each_job_of_concurrent_threads_runs_once(pool):
 def test_a_forked_child_starts_without_threads_and_jobs(hang):
     job = hang()
     EXECUTOR.submit("key", job)
-    assert job.began.wait(WAIT_S)
+    assert job.entered.wait(WAIT_S)
     with EXECUTOR._changed:  # held at the fork, as another thread might hold it
         assert holds_in_child(lambda: run(EXECUTOR).wait(WAIT_S))
 

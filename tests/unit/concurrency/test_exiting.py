@@ -1,12 +1,10 @@
 """`BackgroundCalls`."""
 
-import threading
-
 import pytest
 
 from fixtures.interrupts import interrupted_at_each_call
-from fixtures.timers import run_threads
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.timers import in_background, run_threads
+from fixtures.waiting import wait_until
 from rpcwheel._concurrency.exiting import BackgroundCalls
 from rpcwheel.events import TaskFailed
 
@@ -38,12 +36,10 @@ def test_close_waits_for_calls_in_flight_and_then_ends_their_callers(background)
     assert background.add(caller)
     first, second = background.begin_call(), background.begin_call()
     background.end_call(first)
-    closing = threading.Thread(target=background.close, args=(MANY,))
-    closing.start()
-    assert wait_until(lambda: background.closed)
-    happened.append("answered")
-    background.end_call(second)
-    closing.join(WAIT_S)
+    with in_background(background.close, MANY):
+        assert wait_until(lambda: background.closed)
+        happened.append("answered")
+        background.end_call(second)
     assert happened == ["answered", "ended"]
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
+from fixtures.timers import in_background
 from fixtures.waiting import WAIT_S
 from rpcwheel._concurrency.loop import (
     await_future,
@@ -18,10 +19,8 @@ from rpcwheel._concurrency.loop import (
 
 async def test_a_callback_from_another_thread_runs_on_the_loop():
     called, loop = asyncio.Event(), asyncio.get_running_loop()
-    thread = threading.Thread(target=call_on_loop, args=(loop, called.set))
-    thread.start()
-    await asyncio.wait_for(called.wait(), WAIT_S)
-    thread.join()
+    with in_background(call_on_loop, loop, called.set):
+        await asyncio.wait_for(called.wait(), WAIT_S)
     assert running_loop() is loop
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from fixtures.forks import holds_in_child
 from fixtures.interrupts import interrupted_at_each_call
-from fixtures.timers import cannot_start
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.timers import in_background, no_new_threads
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor
 from rpcwheel.events.events import ExecutorRejected
@@ -57,28 +57,28 @@ def test_an_interrupted_submit_leaves_the_executor_working():
 
 
 def test_a_submit_that_is_interrupted_when_its_run_has_begun_starts_no_second_run_beside_it():
-    runs, seen, begun, end = [], [], threading.Event(), threading.Event()
+    runs, seen, gate = [], [], Gate()
 
     def run(jobs):
         runs.append(threading.Thread(target=jobs, daemon=True))
         if len(runs) == 1:
             runs[0].start()
-            assert begun.wait(WAIT_S)
+            assert gate.entered.wait(WAIT_S)
             raise KeyboardInterrupt
 
     serial = SerialExecutor(run=run)
     with pytest.raises(KeyboardInterrupt):
-        serial.submit(lambda: (begun.set(), end.wait(WAIT_S)))
-    serial.submit(lambda: seen.append(end.is_set()))
+        serial.submit(gate)
+    serial.submit(lambda: seen.append(gate.opened.is_set()))
     assert not serial.wait(0)
     assert (len(runs), seen) == (1, [])
-    end.set()
+    gate.opened.set()
     runs[0].join(WAIT_S)
     assert seen == [True]
 
 
 def test_of_two_runs_after_an_interrupted_submit_one_runs_the_jobs():
-    runs, seen, begun, end = [], [], threading.Event(), threading.Event()
+    runs, seen, gate = [], [], Gate()
 
     def run(jobs):
         runs.append(jobs)
@@ -87,15 +87,13 @@ def test_of_two_runs_after_an_interrupted_submit_one_runs_the_jobs():
 
     serial = SerialExecutor(run=run)
     with pytest.raises(KeyboardInterrupt):
-        serial.submit(lambda: (begun.set(), end.wait(WAIT_S)))
-    serial.submit(lambda: seen.append(end.is_set()))
-    thread = threading.Thread(target=runs[0], daemon=True)
-    thread.start()
-    assert begun.wait(WAIT_S)
-    runs[1]()
-    assert seen == []
-    end.set()
-    thread.join(WAIT_S)
+        serial.submit(gate)
+    serial.submit(lambda: seen.append(gate.opened.is_set()))
+    with in_background(runs[0]):
+        assert gate.entered.wait(WAIT_S)
+        runs[1]()
+        assert seen == []
+        gate.opened.set()
     assert seen == [True]
     assert serial.wait(0)
 
@@ -112,9 +110,9 @@ def test_beyond_the_limit_the_oldest_jobs_are_dropped():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_serial_executor_is_empty_in_a_forked_child():
-    serial, gate, busy = SerialExecutor(), threading.Event(), threading.Event()
-    serial.submit(lambda: (busy.set(), gate.wait(WAIT_S)))
-    assert busy.wait(WAIT_S)
+    serial, gate = SerialExecutor(), Gate()
+    serial.submit(gate)
+    assert gate.entered.wait(WAIT_S)
     serial._changed.acquire()  # as if another thread held it
 
     def runs_a_job():
@@ -124,7 +122,7 @@ def test_a_serial_executor_is_empty_in_a_forked_child():
 
     assert holds_in_child(runs_a_job)
     serial._changed.release()
-    gate.set()
+    gate.opened.set()
 
 
 def test_a_serial_executor_without_a_thread_gets_one_with_the_next_job(monkeypatch, events):
@@ -133,8 +131,7 @@ def test_a_serial_executor_without_a_thread_gets_one_with_the_next_job(monkeypat
     monkeypatch.setattr(executor, "IDLE_TIMEOUT_S", 0)  # no thread waits for a job
     EXECUTOR.submit(object(), lambda: gate.wait(WAIT_S))  # which may hang
     assert wait_until(lambda: not EXECUTOR._idle)
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", cannot_start)
+    with no_new_threads():
         serial.submit(lambda: seen.append(1))
         serial.submit(lambda: seen.append(2))
     assert seen == []

@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from fixtures.forks import holds_in_child
+from fixtures.timers import in_background
 from fixtures.waiting import WAIT_S
 from rpcwheel._engines import sqlite
 from rpcwheel.errors import JournalError, RegistryError
@@ -59,11 +60,9 @@ def written_by_another_thread(file, ends):
             entered.set()
             ends.wait(WAIT_S)
 
-    thread = threading.Thread(target=transact)
-    thread.start()
-    assert entered.wait(WAIT_S)
-    yield
-    thread.join()
+    with in_background(transact):
+        assert entered.wait(WAIT_S)
+        yield
 
 
 def rows_of(file):
@@ -164,11 +163,9 @@ def test_what_a_child_writes_survives_the_close_of_its_parent(file):
         file.close()
         os.write(parent_closed[1], b"x")
 
-    closer = threading.Thread(target=close)
     write(file)
-    closer.start()
-    assert holds_in_child(child)
-    closer.join()
+    with in_background(close):
+        assert holds_in_child(child)
     for descriptor in (*parent_closed, *child_wrote):
         os.close(descriptor)
     assert rows_of(file) == 3

@@ -1,6 +1,5 @@
 """What a queue with a journal keeps in the memory."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
@@ -8,7 +7,7 @@ import pytest
 
 from fixtures.forks import holds_in_child
 from fixtures.journals import store, stored
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
 from rpcwheel.failback.queued_call import QueuedCall, SavedCall
 from rpcwheel.failback.routes import CallRoute
@@ -55,47 +54,38 @@ def test_a_look_during_which_the_queue_is_closed_begins_no_lease(invoker, monkey
 
 
 def test_a_call_that_is_taken_while_close_begins_is_given_back_at_once(invoker, url):
-    begun, go_on, closings = threading.Event(), threading.Event(), []
-
-    def attempt():
-        begun.set()
-        assert go_on.wait(WAIT_S)
+    gate, closings = Gate(), []
 
     def make(stored, body):
-        if begun.is_set():
+        if gate.entered.is_set():
             closings.append(pool.submit(invoker.close, WAIT_S))
             wait_until(lambda: invoker._queue.calls.closed)
-        return attempt, (), {}
+        return gate, (), {}
 
     with ThreadPoolExecutor() as pool:
         store(url, queue="push", target="shop")
         invoker.add_route("shop", make)
-        assert begun.wait(WAIT_S)
+        assert gate.entered.wait(WAIT_S)
         store(url, queue="push", target="shop")
         invoker._queue.store.poller.request()
         wait_until(lambda: closings and stored(url, CallState.READY))
         assert not closings[0].done()
-        go_on.set()
+        gate.opened.set()
         assert closings[0].result(WAIT_S) == []
 
 
 def test_a_call_that_is_taken_again_while_its_attempt_runs_is_given_back(invoker, url):
-    begun, go_on = threading.Event(), threading.Event()
-
-    def attempt():
-        begun.set()
-        assert go_on.wait(WAIT_S)
-
+    gate = Gate()
     store(url, queue="push", target="shop")
-    invoker.add_route("shop", lambda stored, body: (attempt, (), {}))
-    assert begun.wait(WAIT_S)
+    invoker.add_route("shop", lambda stored, body: (gate, (), {}))
+    assert gate.entered.wait(WAIT_S)
     journaled = invoker._queue.store
     worker = journaled.lease.worker
     journaled._end_lease()
     journaled.journal.backend.release(worker)
     journaled.poller.look()
     assert wait_until(lambda: stored(url, CallState.READY))
-    go_on.set()
+    gate.opened.set()
 
 
 def test_a_closed_queue_is_not_listed_though_the_journal_has_calls(invoker, url):

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from fixtures.timers import run_threads
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, Gate, wait_until
 
 METHOD = "/test.Idle/Call"
 ONE, DOWN = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
@@ -116,16 +116,11 @@ def test_calls_can_be_ended_at_any_moment_and_after_their_end(serve):
 
 
 def test_a_plain_function_in_a_pool_is_not_ended(serve):
-    gate = threading.Event()
-
-    def plain(request, context):
-        gate.wait(WAIT_S)
-        return request
-
-    server, channel = serve(ONE(plain))
+    gate = Gate()
+    server, channel = serve(ONE(gate))
     call = channel.unary_unary(METHOD).future(b"x")
     end_the_call(server)
-    gate.set()
+    gate.opened.set()
     assert call.result(WAIT_S) == b"x"
 
 

@@ -16,7 +16,7 @@ from fixtures.idle_server import (
     sockets_at,
 )
 from fixtures.leaks import descriptors
-from fixtures.timers import run_threads
+from fixtures.timers import in_background, run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.events import ConnectionClosed, ConnectionIdle, IdleCloseSkipped, IdleDetectionLimited
 from rpcwheel.idle import IdleConnectionDetector, IdlePolicy
@@ -66,13 +66,11 @@ def test_close_waits_for_a_round_that_runs(server):
     detector.gate.clear()
     server.timer.advance(60)
     assert wait_until(lambda: detector.running)
-    closing = threading.Thread(target=detector.close)
-    closing.start()
-    assert wait_until(lambda: detector.closed)
-    assert detector.running == 1
-    detector.gate.set()
-    closing.join(WAIT_S)
-    assert (closing.is_alive(), detector.running, server.timer.pending) == (False, 0, 0)
+    with in_background(detector.close):
+        assert wait_until(lambda: detector.closed)
+        assert detector.running == 1
+        detector.gate.set()
+    assert (detector.running, server.timer.pending) == (0, 0)
 
 
 def decide(server, detector) -> list:

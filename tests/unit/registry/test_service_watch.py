@@ -8,7 +8,7 @@ import pytest
 from fixtures.cache_worlds import REGISTRY, SERVICE, SnapshotListener, ids_of, instances, view
 from fixtures.forks import holds_in_child
 from fixtures.interrupts import interrupted_at_each_call
-from fixtures.timers import run_threads
+from fixtures.timers import in_background, run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._concurrency.executor import SerialExecutor
 from rpcwheel.instance import Snapshot
@@ -157,10 +157,8 @@ def test_the_age_grows_after_a_loss_of_contact_and_the_revision_stays(watch, tim
 @pytest.mark.parametrize("timeout_s", [None, 1e300])
 def test_close_ends_a_wait_without_limit(watch, timeout_s):
     results = []
-    waiting = threading.Thread(target=lambda: results.append(watch.wait(timeout_s)), daemon=True)
-    waiting.start()
-    watch.close()
-    waiting.join(WAIT_S)
+    with in_background(lambda: results.append(watch.wait(timeout_s))):
+        watch.close()
     assert results == [None]
 
 

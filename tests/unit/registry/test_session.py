@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from fixtures.flaky_backends import POLICY, HangingBackend, flaky_backend, instance
-from fixtures.timers import cannot_start
+from fixtures.timers import no_new_threads, run_threads
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel._concurrency.executor import KeyedExecutor
 from rpcwheel.errors import RegistryClosed, RegistryRefused, RegistryUnavailable
@@ -33,7 +33,7 @@ def test_the_worker_runs_again_after_a_bug(backend, timer, events, monkeypatch):
     assert timer.pending == 0
 
 
-def test_nothing_begins_while_the_timer_gets_no_thread(backend, monkeypatch):
+def test_nothing_begins_while_the_timer_gets_no_thread(backend):
     """Without it no lease would be renewed, and no watch be tried again."""
     with WheelTimer() as timer:
         session = RegistrySession(backend, POLICY, timer=timer)
@@ -42,21 +42,18 @@ def test_nothing_begins_while_the_timer_gets_no_thread(backend, monkeypatch):
             lambda: session.remove(instance(), flush_now=False),
             lambda: session.watches.acquire("shop.Orders", "user"),
         ]
-        monkeypatch.setattr(threading.Thread, "start", cannot_start)
         for begin in begins:
-            with pytest.raises(RuntimeError, match="can't start new thread"):
+            with no_new_threads(), pytest.raises(RuntimeError, match="can't start new thread"):
                 begin()
-        monkeypatch.undo()
         assert (session.records(), session.watches.watches()) == ((), [])
         assert session.close().result(WAIT_S)
 
 
-def test_a_closed_session_starts_no_thread(backend, monkeypatch):
+def test_a_closed_session_starts_no_thread(backend):
     with WheelTimer() as timer:
         session = RegistrySession(backend, POLICY, timer=timer)
         assert session.close().result(WAIT_S)
-        monkeypatch.setattr(threading.Thread, "start", cannot_start)
-        with pytest.raises(RegistryClosed):
+        with no_new_threads(), pytest.raises(RegistryClosed):
             session.set_desired(instance(), flush_now=False)
 
 
@@ -105,9 +102,7 @@ async def test_a_subscription_that_begins_while_the_registry_closes_ends(monkeyp
 
     def subscribe_before_the_close(*arguments):
         subscription = subscribe(*arguments)
-        closing = threading.Thread(target=asyncio.run, args=(opened.close(),))
-        closing.start()
-        closing.join()
+        run_threads(lambda: asyncio.run(opened.close()))
         return subscription
 
     monkeypatch.setattr(Registry, "subscribe", subscribe_before_the_close)

@@ -12,8 +12,8 @@ import pytest
 
 from fixtures.cache_worlds import REGISTRY, SERVICE, instance, instances
 from fixtures.forks import holds_in_child
-from fixtures.timers import cannot_start
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.timers import no_new_threads
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel.events.events import RecordSkipped, SnapshotFailed
 from rpcwheel.registry import snapshot_files as module
 from rpcwheel.registry.policy import RegistryPolicy
@@ -261,26 +261,20 @@ def test_on_a_full_disk_the_old_file_stays_complete(
 
 
 def test_close_does_not_wait_for_a_disk_that_hangs(make, monkeypatch):
-    entered, gate = threading.Event(), threading.Event()
-
-    def hang(*_):
-        entered.set()
-        gate.wait()
-
-    monkeypatch.setattr(module, "replace_file", hang)
+    gate = Gate()
+    monkeypatch.setattr(module, "replace_file", lambda *_: gate())
     monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.05)
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))
     snapshots.close()
-    assert entered.wait(WAIT_S)
-    gate.set()
+    assert gate.entered.wait(WAIT_S)
+    gate.opened.set()
 
 
-def test_a_change_is_written_at_close_if_the_timer_gets_no_thread(directory, monkeypatch):
+def test_a_change_is_written_at_close_if_the_timer_gets_no_thread(directory):
     with WheelTimer() as timer:
         snapshots = SnapshotFiles(directory, REGISTRY, timer=timer)
-        with monkeypatch.context() as threads:
-            threads.setattr(threading.Thread, "start", cannot_start)
+        with no_new_threads():
             snapshots.keep(SERVICE, instances("a"))
         snapshots.close()
     assert services(directory) == {SERVICE}
@@ -288,27 +282,25 @@ def test_a_change_is_written_at_close_if_the_timer_gets_no_thread(directory, mon
 
 @pytest.fixture
 def held_write(monkeypatch):
-    """Two events: a first write has begun; it may end."""
-    entered, gate, real = threading.Event(), threading.Event(), os.fsync
+    """A gate at which the first write waits."""
+    gate, real = Gate(), os.fsync
 
     def hold_first(descriptor):
-        if not entered.is_set():
-            entered.set()
-            gate.wait()
+        if not gate.entered.is_set():
+            gate()
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", hold_first)
-    yield entered, gate
-    gate.set()
+    yield gate
+    gate.opened.set()
 
 
 def test_close_waits_for_a_write_under_way(make, directory, timer, held_write):
-    entered, gate = held_write
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))
     timer.advance(1)
-    assert entered.wait(WAIT_S)
-    opening = threading.Timer(0.02, gate.set)
+    assert held_write.entered.wait(WAIT_S)
+    opening = threading.Timer(0.02, held_write.opened.set)
     opening.start()
     snapshots.close()
     assert services(directory) == {SERVICE}
@@ -316,13 +308,12 @@ def test_close_waits_for_a_write_under_way(make, directory, timer, held_write):
 
 
 def test_writers_of_two_services_at_a_time_lose_no_entry(make, write, directory, timer, held_write):
-    entered, gate = held_write
     first = make()
     first.keep(SERVICE, instances("a"))
     timer.advance(1)
-    assert entered.wait(WAIT_S)
+    assert held_write.entered.wait(WAIT_S)
     write("b", BILLS)
-    gate.set()
+    held_write.opened.set()
     first.close()
     assert services(directory) == {SERVICE, BILLS}
     reader = make()

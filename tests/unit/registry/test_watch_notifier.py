@@ -1,12 +1,13 @@
 """A watcher is called in order, one call at a time, and learns which records changed."""
 
-import threading
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.engine_watchers import CheckedWatcher
+from fixtures.timers import in_background
+from fixtures.waiting import WAIT_S, Gate
 from rpcwheel.events import CallbackFailed
 from rpcwheel.registry.backend import View
 from rpcwheel.registry.backends.watch_notifier import WatchNotifier
@@ -78,22 +79,15 @@ def test_an_exception_of_the_watcher_becomes_an_event(events):
 
 
 def test_closing_does_not_wait_for_a_call_on_another_thread():
-    entered, release = threading.Event(), threading.Event()
-
-    class Slow(Recorder):
-        def on_view(self, view):
-            entered.set()
-            release.wait()
-
-    notifier = WatchNotifier(Slow())
+    watcher = Recorder()
+    watcher.on_view = gate = Gate()
+    notifier = WatchNotifier(watcher)
     notifier.add(A)
-    thread = threading.Thread(target=notifier.start)
-    thread.start()
-    entered.wait()
-    notifier.close()
-    assert thread.is_alive()
-    release.set()
-    thread.join()
+    with in_background(notifier.start) as thread:
+        assert gate.entered.wait(WAIT_S)
+        notifier.close()
+        assert thread.is_alive()
+        gate.opened.set()
 
 
 @given(

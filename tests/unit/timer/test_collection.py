@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel import AsyncWheelTimer, WheelTimer
 from rpcwheel.timer import ManualTimer, PeriodicTask, RetryTask, Timeout
 
@@ -81,14 +80,14 @@ def test_tasks_of_a_collected_timer_can_be_collected(kind, start):
 
 
 def test_tasks_in_a_shut_down_executor_can_be_collected():
-    executor, busy, release = ThreadPoolExecutor(1), threading.Event(), threading.Event()
-    executor.submit(lambda: (busy.set(), release.wait(WAIT_S)))
-    assert busy.wait(WAIT_S)
+    executor, gate = ThreadPoolExecutor(1), Gate()
+    executor.submit(gate)
+    assert gate.entered.wait(WAIT_S)
     with WheelTimer(executor=executor) as timer:
         tasks = start_all(start_periodic, timer, delay=0.0)
         assert wait_until(lambda: timer.stats().fired == TASKS)
         executor.shutdown(wait=False, cancel_futures=True)
-        release.set()
+        gate.opened.set()
         executor.shutdown()
         assert all_freed(tasks)
 

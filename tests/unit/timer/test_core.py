@@ -13,7 +13,7 @@ from datetime import timedelta
 import pytest
 
 from fixtures.timers import run_threads
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel.events.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
 from rpcwheel.telemetry import components
 from rpcwheel.timer import (
@@ -67,18 +67,18 @@ def test_each_task_runs_once_and_never_early(make_timer):
 def test_tasks_run_on_one_thread_by_their_ticks_and_first_in_first_out(make_timer, make_queue):
     ran, queue, threads = [], make_queue(), set()
     timer, wait = make_timer(queue)
-    begun, go = threading.Event(), threading.Event()
+    gate = Gate()
 
     def task(timeout):
         ran.append(timeout)
         threads.add(threading.current_thread())
 
     if make_timer.driver is not ManualTimer:  # no task runs while others are started
-        timer.new_timeout(lambda _: begun.set() or go.wait(WAIT_S), 0.0)
-        assert begun.wait(WAIT_S)
+        timer.new_timeout(gate, 0.0)
+        assert gate.entered.wait(WAIT_S)
     delays = (0.09, 0.03, 0.06, *[0.12] * 200, 0.05)
     started = [timer.new_timeout(task, delay) for delay in delays]
-    go.set()
+    gate.opened.set()
     assert wait(lambda: len(ran) == len(started))
     tick_ns = queue._tick_ns
     order = sorted(range(len(started)), key=lambda n: (-(-started[n]._deadline_ns // tick_ns), n))

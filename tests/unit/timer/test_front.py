@@ -2,7 +2,6 @@
 
 import functools
 import random
-import threading
 import time
 from datetime import timedelta
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fixtures.timers import QUEUES, cannot_start
+from fixtures.timers import QUEUES, no_new_threads
 from rpcwheel.durations import MAX_NS, NEVER
 from rpcwheel.timer import ManualTimer, TooManyTimeouts, WheelTimer
 from rpcwheel.timer.queue import TimerState
@@ -55,11 +54,9 @@ def test_a_delay_is_rounded_to_the_nearest_nanosecond(timer):
         assert manual.deadline(seconds) == ns
 
 
-def test_new_timeout_can_be_repeated_if_the_thread_could_not_start(monkeypatch, timer):
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", cannot_start)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            timer.new_timeout(print, 60.0)
+def test_new_timeout_can_be_repeated_if_the_thread_could_not_start(timer):
+    with no_new_threads(), pytest.raises(RuntimeError, match="can't start new thread"):
+        timer.new_timeout(print, 60.0)
     assert timer.pending == 0
     timeout = timer.new_timeout(print, 60.0)
     assert timer._thread.is_alive()

@@ -9,8 +9,8 @@ import pytest
 
 from fixtures.forks import holds_in_child
 from fixtures.programs import run_program
-from fixtures.timers import QUEUES, inherit_contexts
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.timers import QUEUES, in_background, inherit_contexts
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel.call.deadline import current_deadline, deadline_scope
 from rpcwheel.timer import (
     TooManyTimeouts,
@@ -19,12 +19,6 @@ from rpcwheel.timer import (
 )
 
 INF = float("inf")
-
-
-@pytest.fixture
-def timer():
-    with WheelTimer() as timer:
-        yield timer
 
 
 def nothing(timeout):
@@ -43,21 +37,20 @@ def test_a_timeout_with_an_infinite_delay_is_pending_and_starts_no_thread():
 
 def test_stop_waits_for_the_running_task_after_the_process_was_suspended(monkeypatch):
     """Then a join may time out at once, before the task had any time to run."""
-    timer, began, go, ended = WheelTimer(), threading.Event(), threading.Event(), []
+    timer, gate, ended = WheelTimer(), Gate(), []
 
     def task(timeout):
-        began.set()
-        go.wait(WAIT_S)
+        gate()
         ended.append(True)
 
     timer.new_timeout(task, 0)
-    assert began.wait(WAIT_S)
+    assert gate.entered.wait(WAIT_S)
     join, joins = timer._thread.join, []
 
     def join_after_a_standstill(seconds):
         joins.append(seconds)
         if len(joins) > 1:
-            go.set()
+            gate.opened.set()
             join(WAIT_S)
 
     monkeypatch.setattr(timer._thread, "join", join_after_a_standstill)
@@ -66,21 +59,13 @@ def test_stop_waits_for_the_running_task_after_the_process_was_suspended(monkeyp
 
 
 def test_stop_does_not_wait_for_due_tasks_that_have_not_begun():
-    timer, began, go = WheelTimer(), threading.Event(), threading.Event()
-
-    def hold(timeout):
-        began.set()
-        go.wait(WAIT_S)
-
-    timer.new_timeout(hold, 0)
-    assert began.wait(WAIT_S)
+    timer, gate, returned = WheelTimer(), Gate(), []
+    timer.new_timeout(gate, 0)
+    assert gate.entered.wait(WAIT_S)
     due = [timer.new_timeout(nothing, 0) for _ in range(100)]
-    stopper = threading.Thread(target=lambda: returned.extend(timer.stop()))
-    returned = []
-    stopper.start()
-    assert wait_until(lambda: timer.stopped)
-    go.set()
-    stopper.join()
+    with in_background(lambda: returned.extend(timer.stop())):
+        assert wait_until(lambda: timer.stopped)
+        gate.opened.set()
     assert returned == due
 
 
