@@ -2,12 +2,12 @@
 
 import contextlib
 import json
-import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fixtures.forks import holds_in_child
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import ServiceInstance, Snapshot, differences, record_epoch, started_now
 
@@ -29,15 +29,11 @@ def test_default_values_of_a_snapshot():
 
 def test_all_instances_of_a_process_have_its_epoch_and_a_forked_child_another():
     assert ServiceInstance(service="a", host="b", port=1).epoch == ONE.epoch != ""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        os.write(writing, ServiceInstance(service="a", host="b", port=1).epoch.encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        assert len({pipe.read(), ONE.epoch, ""}) == 3
+
+    def has_another():
+        return ServiceInstance(service="a", host="b", port=1).epoch not in {ONE.epoch, ""}
+
+    assert holds_in_child(has_another)
 
 
 def test_extra_that_is_not_json_is_refused():

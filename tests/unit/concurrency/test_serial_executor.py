@@ -1,6 +1,5 @@
 """`SerialExecutor`."""
 
-import os
 import threading
 
 import pytest
@@ -108,7 +107,6 @@ def test_beyond_the_limit_the_oldest_jobs_are_dropped():
     assert wait_until(lambda: seen == [3, 4])
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_serial_executor_is_empty_in_a_forked_child():
     serial, gate = SerialExecutor(), Gate()
     serial.submit(gate)

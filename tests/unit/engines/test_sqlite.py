@@ -18,8 +18,6 @@ from rpcwheel.journal.sqlite import SqliteJournal
 from rpcwheel.journal.url import parse_journal_url
 from rpcwheel.registry.backends.sqlite_file import SqliteFile
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-
 
 class Journal:
     def __init__(self, path):

@@ -1,6 +1,5 @@
 """The watch of one service: order of updates, merged views, listeners, and the snapshot file."""
 
-import os
 import threading
 
 import pytest
@@ -167,7 +166,6 @@ def test_other_threads_use_a_watch_after_a_wait_that_was_interrupted(watch):
         run_threads(lambda: watch.add_listener(print).close())
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_wait_ends_in_a_forked_child_which_gets_no_updates(watch):
     assert not watch.closed
     assert holds_in_child(lambda: watch.wait() is None and watch.closed)

@@ -403,7 +403,6 @@ def test_load_returns_a_later_entry_of_another_process(make, write, path, timer)
     assert first.load(SERVICE).instances == instances("b")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_does_not_write_entries_of_its_parent(make, path):
     snapshots = make()
     snapshots.keep(SERVICE, instances("a"))

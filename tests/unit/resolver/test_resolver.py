@@ -1,7 +1,5 @@
 """The resolver of a channel, and registries that several of them share."""
 
-import os
-
 import pytest
 from tenacity.wait import wait_base
 
@@ -37,7 +35,6 @@ def test_a_registry_whose_policy_cannot_be_hashed_is_shared_by_channels_with_tha
     assert third.closed
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_forked_child_does_not_use_the_registries_of_its_parent():
     shared = SharedRegistries()
     registry = shared.acquire("a", object)
@@ -47,7 +44,6 @@ def test_a_forked_child_does_not_use_the_registries_of_its_parent():
     assert shared.release("a", registry)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_resolver_can_be_closed_in_a_forked_child():
     target = Target.of("memory://forked/shop.Orders", has_registry=False)
     resolver = Resolver(target, None, None, None, 0)
