@@ -40,20 +40,29 @@ from rpcwheel.timer import ManualTimer
 
 LIMIT = 3
 
-BREAKER = BreakerPolicy(
-    window_calls=1,
-    minimum_calls=1,
-    half_open_calls=1,
-    half_open_timeout=None,
-    open_duration=10.0,
-    health_check=False,
+ONE_FAILURE = BreakerPolicy(
+    minimum_calls=1, half_open_calls=1, open_duration=5.0, health_check=False
 )
+"""A breaker that opens at the first failure, and closes at the first success."""
 
 
 @pytest.fixture
 def target(timer):
     """The state of the methods of a target, which the channel of a real call keeps."""
     return Breakers().admission("shop:1", timer)
+
+
+@pytest.fixture
+def breakers():
+    """The breakers of methods that all have one policy."""
+    return Breakers([ONE_FAILURE])
+
+
+@pytest.fixture
+def call_first(breakers, timer):
+    """Makes the state of a method with such a breaker, as its first call does."""
+    client = breakers.admission("shop:1", timer)
+    return lambda name: client.method(name, AdmissionSettings(breaker=ONE_FAILURE))
 
 
 def admission_of(timer, *, is_stream=False, **settings):
@@ -164,7 +173,7 @@ def test_an_event_loop_is_kept_no_longer_than_its_attempts(timer):
 
 def test_an_attempt_that_an_open_breaker_refuses_leaves_no_place_of_its_loop(timer):
     limit = ConcurrencyPolicy(max_calls=1, max_wait=1.0)
-    admission = admission_of(timer, breaker=BREAKER, concurrency=limit)
+    admission = admission_of(timer, breaker=ONE_FAILURE, concurrency=limit)
     with closing(asyncio.new_event_loop()) as loop:
         running, waiting = admission.enter(), admission.enter(loop=loop)
         admission.end(running, "UNAVAILABLE")
@@ -271,14 +280,13 @@ def test_without_a_timer_no_attempt_waits(timer, settings, reason, others):
     assert (status.running, status.waiting) == (1, 0)
 
 
-def test_methods_share_the_state_of_a_policy_per_target(timer):
-    client = Breakers().admission("shop:1", timer)
+def test_methods_share_the_state_of_a_policy_per_target(target):
     settings = AdmissionSettings(concurrency=ConcurrencyPolicy(max_calls=1, per="target"))
-    first, second = (client.method(f"/shop.Orders/{name}", settings) for name in ("Get", "Put"))
+    first, second = (target.method(f"/shop.Orders/{name}", settings) for name in ("Get", "Put"))
     admitted = first.enter()
     assert second.enter() == NotSent(Reason.CONCURRENCY)
     equal = AdmissionSettings(concurrency=ConcurrencyPolicy(max_calls=1, per="target"))
-    assert isinstance(client.method("/shop.Stock/Get", equal).enter(), Admitted)
+    assert isinstance(target.method("/shop.Stock/Get", equal).enter(), Admitted)
     first.end(admitted, "OK")
     assert isinstance(second.enter(), Admitted)
 
@@ -334,11 +342,6 @@ def test_an_attempt_that_waits_for_a_token_goes_on_if_the_timer_is_late():
         timer.advance(0.5)
         waiting.check_timer()
         assert isinstance(waiting.take(), Admitted)
-
-
-ONE_FAILURE = BreakerPolicy(
-    minimum_calls=1, half_open_calls=1, open_duration=5.0, health_check=False
-)
 
 
 def test_attempts_that_wait_are_refused_at_once_when_the_breaker_opens(timer):
@@ -406,13 +409,7 @@ def test_an_attempt_that_is_canceled_as_its_token_comes_is_no_probe(timer):
 
 
 def half_open(timer, *, is_stream, failed_after=0.0, **settings):
-    breaker = BreakerPolicy(
-        minimum_calls=1,
-        half_open_calls=1,
-        slow_call=0.1,
-        open_duration=5.0,
-        health_check=False,
-    )
+    breaker = ONE_FAILURE.replace(slow_call=0.1)
     admission = admission_of(timer, is_stream=is_stream, breaker=breaker, **settings)
     failed = admission.enter()
     timer.advance(failed_after)
@@ -604,23 +601,22 @@ def test_a_change_by_hand_that_no_breaker_can_match_is_refused(policies, problem
         Breakers(policies).force_open("/shop.Orders/*")
 
 
-def test_what_is_set_by_hand_applies_to_breakers_that_are_made_later(timer):
-    breaker = BreakerPolicy()
-    breakers = Breakers([breaker])
-    client, settings = breakers.admission("shop:1", timer), AdmissionSettings(breaker=breaker)
+def test_what_is_set_by_hand_applies_to_breakers_that_are_made_later(breakers, call_first):
     breakers.force_open("/shop.Orders/Get")
     breakers.disable("/shop.*/*")
     breakers.force_open("/shop.Stock/*")
     breakers.reset("/shop.Stock/Get")
     methods = ("/shop.Orders/Get", "/shop.Stock/Put", "/shop.Stock/Get", "/bank.Bills/Get")
-    states = [client.method(name, settings).breaker.state.value for name in methods]
+    states = [call_first(name).breaker.state.value for name in methods]
     assert states == ["disabled", "forced_open", "closed", "closed"]
     breakers.reset()
     assert {one.state.value for one in breakers} == {"closed"}
 
 
-def test_a_breaker_that_is_made_while_another_thread_resets_all_is_reset(timer, monkeypatch):
-    breaker, gate = BreakerPolicy(), Gate()
+def test_a_breaker_that_is_made_while_another_thread_resets_all_is_reset(
+    breakers, call_first, monkeypatch
+):
+    gate = Gate()
 
     def change(each, by_hand):
         if by_hand is Breaker.force_open:
@@ -629,10 +625,8 @@ def test_a_breaker_that_is_made_while_another_thread_resets_all_is_reset(timer, 
 
     original = circuit.CircuitBreaker.change
     monkeypatch.setattr(circuit.CircuitBreaker, "change", change)
-    breakers = Breakers([breaker])
-    client, settings = breakers.admission("shop:1", timer), AdmissionSettings(breaker=breaker)
     breakers.force_open()
-    with in_background(client.method, "/shop.Orders/Get", settings):
+    with in_background(call_first, "/shop.Orders/Get"):
         assert gate.entered.wait(WAIT_S)
         with in_background(breakers.reset) as resetting:
             resetting.join(0.1)  # it has to wait; a shorter time could only hide that it does not
@@ -640,7 +634,7 @@ def test_a_breaker_that_is_made_while_another_thread_resets_all_is_reset(timer, 
     assert [each.state for each in breakers] == [BreakerState.CLOSED]
 
 
-def test_changes_by_hand_are_reported_in_their_order(timer, monkeypatch):
+def test_changes_by_hand_are_reported_in_their_order(breakers, call_first, monkeypatch):
     reported, gate = [], Gate()
 
     def report(each, transition):
@@ -648,10 +642,7 @@ def test_changes_by_hand_are_reported_in_their_order(timer, monkeypatch):
             gate()
         reported.append(transition.after)
 
-    breaker = BreakerPolicy()
-    breakers = Breakers([breaker])
-    client = breakers.admission("shop:1", timer)
-    client.method("/shop.Orders/Get", AdmissionSettings(breaker=breaker))
+    call_first("/shop.Orders/Get")
     monkeypatch.setattr(circuit.CircuitBreaker, "report", report)
     with in_background(breakers.force_open):
         assert gate.entered.wait(WAIT_S)
@@ -693,11 +684,9 @@ def test_a_timeout_that_is_made_late_ends_no_timeout_of_a_later_state(timer):
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["known", "new"])
 def test_sinks_run_without_the_lock_of_all_breakers_if_no_thread_can_be_started(
-    timer, monkeypatch, is_new
+    breakers, call_first, monkeypatch, is_new
 ):
-    breaker, has_ended = BreakerPolicy(), []
-    breakers = Breakers([breaker])
-    client, settings = breakers.admission("shop:1", timer), AdmissionSettings(breaker=breaker)
+    has_ended = []
 
     def list_on_another_thread(event):
         if isinstance(event, ExecutorRejected):
@@ -707,13 +696,13 @@ def test_sinks_run_without_the_lock_of_all_breakers_if_no_thread_can_be_started(
     if is_new:
         breakers.force_open()
     else:
-        client.method("/shop.Orders/Get", settings)
+        call_first("/shop.Orders/Get")
     monkeypatch.setattr(circuit, "EXECUTOR", executor.KeyedExecutor())
     monkeypatch.setattr(executor._Thread, "start", cannot_start)
     add_sink(list_on_another_thread)
     try:
         if is_new:
-            client.method("/shop.Orders/Get", settings)
+            call_first("/shop.Orders/Get")
         else:
             breakers.force_open()
     finally:
@@ -744,15 +733,12 @@ def test_a_channel_is_found_for_a_health_check_while_others_open_and_close(targe
 
 
 @pytest.mark.usefixtures("frequent_thread_switches")
-def test_breakers_are_listed_while_methods_are_called_for_the_first_time(timer):
-    breaker = BreakerPolicy()
-    breakers = Breakers([breaker])
-    client, settings = breakers.admission("shop:1", timer), AdmissionSettings(breaker=breaker)
+def test_breakers_are_listed_while_methods_are_called_for_the_first_time(breakers, call_first):
     names = [f"/shop.Orders/Get{number}" for number in range(2000)]
 
     def call_all():
         for name in names:
-            client.method(name, settings)
+            call_first(name)
 
     with in_background(call_all) as thread:
         while thread.is_alive():
@@ -772,9 +758,9 @@ def test_an_adaptive_concurrency_limit_does_not_apply_to_streams(timer, max_call
 
 
 def test_a_forked_child_waits_for_no_lock_that_a_thread_of_its_parent_holds(timer):
-    breakers, limit = Breakers([BREAKER]), ConcurrencyPolicy(max_calls=1)
+    breakers, limit = Breakers([ONE_FAILURE]), ConcurrencyPolicy(max_calls=1)
     target = breakers.admission("shop:1", timer)
-    admission = target.method("/shop.Orders/Get", AdmissionSettings(None, BREAKER, limit))
+    admission = target.method("/shop.Orders/Get", AdmissionSettings(None, ONE_FAILURE, limit))
 
     def goes_on():
         breakers.disable()
@@ -817,7 +803,7 @@ def test_a_forked_child_has_no_places_of_the_event_loops_of_its_parent(target):
 
 
 def test_a_forked_child_sends_trials_of_its_own(target, timer):
-    admission = target.method("/shop.Orders/Get", AdmissionSettings(breaker=BREAKER))
+    admission = target.method("/shop.Orders/Get", AdmissionSettings(breaker=ONE_FAILURE))
     admission.end(admission.enter(), "UNAVAILABLE")
     timer.advance(10.0)
     trial = admission.enter()
