@@ -18,8 +18,8 @@ S = 1_000_000_000
 BOOM = ValueError("boom")
 
 
-def delay(backoff, attempt=1, elapsed_ns=0, error=BOOM, idle_ns=0):
-    return backoff.next_delay_ns(attempt, elapsed_ns=elapsed_ns, error=error, idle_ns=idle_ns)
+def delay(backoff, attempt=1, elapsed_ns=0):
+    return backoff.next_delay_ns(attempt, elapsed_ns=elapsed_ns, error=BOOM)
 
 
 def test_the_default_is_up_to_five_seconds_without_end():

@@ -10,9 +10,9 @@ from rpcwheel.admission.concurrency import Concurrency
 MS = 1_000_000
 
 
-def taken(limit, most=1000):
-    """Take what the limit allows; returns how many."""
-    return next(number for number in range(most + 1) if not limit.take())
+def taken(limit):
+    """Take what the limit allows, which is at most 1000; returns how many."""
+    return next(number for number in range(1001) if not limit.take())
 
 
 def test_a_fixed_limit_allows_its_number_of_attempts():

@@ -73,8 +73,7 @@ class AnyAttempts(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self):
-        if hasattr(self, "throttle"):
-            assert self.throttle.rejection(self.now_ns) == self.rejection()
+        assert self.throttle.rejection(self.now_ns) == self.rejection()
 
 
 TestAnyAttempts = AnyAttempts.TestCase

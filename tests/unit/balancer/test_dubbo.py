@@ -13,9 +13,9 @@ from rpcwheel.instance import ServiceInstance
 INTERFACE = {"dubbo.interface": "com.example.Orders"}
 
 
-def provider(port=1, *, metadata=None, **settings):
+def provider(*, metadata=None, **settings):
     metadata = INTERFACE | (metadata or {})
-    return ServiceInstance(service="a", host="b", port=port, metadata=metadata, **settings)
+    return ServiceInstance(service="a", host="b", port=1, metadata=metadata, **settings)
 
 
 def test_only_instances_of_dubbo_have_conventions():

@@ -31,22 +31,15 @@ RETRY = RetryPolicy(retry_on="UNAVAILABLE", backoff=tenacity.wait_fixed(0.25))
 FAILED = AttemptResult("UNAVAILABLE")
 
 
-def begun(*, started_ns=0, deadline_ns=NEVER, budget=None, hedged=False, **settings):
+def begun(*, started_ns=0, budget=None, hedged=False, **settings):
     """The attempts of a call whose first one was made."""
     config = MethodConfig.from_policy(MethodPolicy(**{"idempotent": True} | settings))
-    return Attempts(M, config, started_ns, deadline_ns, budget, hedged=hedged)
+    return Attempts(M, config, started_ns, NEVER, budget, hedged=hedged)
 
 
-def hedged(started_ns=0, deadline_ns=NEVER, budget=None, **settings):
+def hedged(*, budget=None, **settings):
     """The attempts of a hedged call whose first one was made; the next one is due in a second."""
-    hedging = HedgingPolicy(delay=1.0, **settings)
-    return begun(
-        started_ns=started_ns,
-        deadline_ns=deadline_ns,
-        budget=budget,
-        hedged=True,
-        hedging=hedging,
-    )
+    return begun(budget=budget, hedged=True, hedging=HedgingPolicy(delay=1.0, **settings))
 
 
 def fail(attempts, now_ns=0, result=FAILED, **facts):

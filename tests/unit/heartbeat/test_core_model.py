@@ -268,8 +268,6 @@ class Connection(RuleBasedStateMachine):
 
     @invariant()
     def states_follow_the_transitions(self):
-        if not hasattr(self, "driver"):
-            return
         for report in self.driver.reports[self.reports_seen :]:
             match report:
                 case StateChanged(old, new):
@@ -287,8 +285,6 @@ class Connection(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree_and_nothing_is_late(self):
-        if not hasattr(self, "driver"):
-            return
         core, rules, now = self.driver.core, self.driver.rules, self.driver.now
         assert (core.sent, core.answered) == (self.sent, self.answered)
         assert (core.in_flight, core.awaiting_answer) == (self.in_flight, self.awaiting_answer)

@@ -28,12 +28,11 @@ pytestmark = pytest.mark.skipif(not SUPPORTED, reason="sockets are found on Linu
 
 
 @contextmanager
-def connected(host: str = "127.0.0.1"):
+def connected():
     """A connection of which this process has both ends; gives the server's and the client's."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with (
-        socket.create_server((host, 0), family=family) as listener,
-        socket.create_connection(listener.getsockname()[:2]) as client,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as client,
         listener.accept()[0] as server,
     ):
         yield server, client

@@ -218,8 +218,8 @@ def test_an_adaptive_limit_is_at_most_the_number_of_threads():
 # Rates
 
 
-def rated(*buckets, is_stream=False, maximum=math.inf):
-    return LimitedMethod(is_stream=is_stream, maximum=maximum, buckets=buckets)
+def rated(*buckets, is_stream=False):
+    return LimitedMethod(is_stream=is_stream, maximum=math.inf, buckets=buckets)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -355,10 +355,10 @@ def late_server(level=CRITICAL):
     return server
 
 
-def refused_at_once(server, level=CRITICAL):
+def refused_at_once(server):
     """Let four calls arrive, which can be started in a tenth of the maximum wait, and another."""
-    server.waiting("a", "b", "c", "d", level=level)
-    _, runs = server.arrive("e", level=level)
+    server.waiting("a", "b", "c", "d")
+    _, runs = server.arrive("e")
     assert not runs
     return [name for name, _ in server.refused]
 
@@ -782,8 +782,6 @@ class Model(RuleBasedStateMachine):
 
     @invariant()
     def counts_are_right(self):
-        if not hasattr(self, "limiter"):
-            return
         streams = sum(call.method.is_stream for call in self.run)
         assert self.limiter.streams == streams
         assert self.limiter.running == len(self.run) - streams

@@ -52,8 +52,8 @@ class ReconcilerDriver:
         request = self.next_request()
         return request.kind, [one.id for one in request.instances], self.finish(request, **result)
 
-    def publish(self, one=None):
-        record = self.set_desired(one)
+    def publish(self):
+        record = self.set_desired()
         self.run_next()
         return record
 

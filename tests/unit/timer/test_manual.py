@@ -11,12 +11,6 @@ from rpcwheel.timer.manual import clock_of
 
 
 @pytest.fixture
-def timer():
-    with ManualTimer() as timer:
-        yield timer
-
-
-@pytest.fixture
 def timer_of_each_queue(make_queue):
     with ManualTimer(make_queue()) as timer:
         yield timer

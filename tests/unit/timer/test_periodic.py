@@ -21,8 +21,6 @@ from rpcwheel.timer import (
     WheelTimer,
 )
 
-INF = float("inf")
-
 
 @pytest.fixture
 def failures():

@@ -2,7 +2,7 @@
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from rpcwheel.timer import DeadlineHeap, ManualTimer, PeriodicTask
 
@@ -97,7 +97,6 @@ class Periodic(RuleBasedStateMachine):
                     self.due = now + self.interval
         return runs
 
-    @precondition(lambda self: hasattr(self, "task"))
     @invariant()
     def agrees(self) -> None:
         assert self.task.state == self.state

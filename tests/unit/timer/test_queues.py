@@ -220,7 +220,7 @@ class Queues(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        for subject in getattr(self, "subjects", []):
+        for subject in self.subjects:
             subject.queue.check()
             pending = subject.pending()
             assert len(subject.queue) == len(pending)

@@ -22,25 +22,25 @@ SHOP, CART = b"/shop/", b"/cart/"
 A_CHANGED = frozenset("a")
 
 
-def new_core(reread: int = REREAD, uniform=lambda low, high: high) -> WatchCore:
+def new_core() -> WatchCore:
     return WatchCore(
         probe_interval_ns=PROBE_INTERVAL,
         timeout_ns=TIMEOUT,
-        reread_interval_ns=reread,
+        reread_interval_ns=REREAD,
         max_retry_ns=RETRY,
-        uniform=uniform,
+        uniform=lambda low, high: high,
     )
 
 
-def watching(*prefixes: bytes, now: int = 0, revision: int = 10) -> WatchCore:
+def watching(*prefixes: bytes, revision: int = 10) -> WatchCore:
     """Return a core whose watches were created and read on a stream; numbered from 1."""
     watches = new_core()
     for number, prefix in enumerate(prefixes, 1):
-        watches.add(number, prefix, now)
-    watches.opened(now)
+        watches.add(number, prefix, 0)
+    watches.opened(0)
     for number in range(1, len(prefixes) + 1):
-        watches.received(WatchResponse(number, revision, created=True), now)
-    watches.read({number: {} for number in range(1, len(prefixes) + 1)}, revision, now)
+        watches.received(WatchResponse(number, revision, created=True), 0)
+    watches.read({number: {} for number in range(1, len(prefixes) + 1)}, revision, 0)
     return watches
 
 
