@@ -62,18 +62,6 @@ def from_env(prefix="RPCWHEEL_", **variables: str) -> KitPolicy:
     return policy_from_env(prefix, {prefix + name: value for name, value in variables.items()})
 
 
-@pytest.fixture
-def file(tmp_path):
-    """Write a file and give its path."""
-
-    def write(text: str, name: str = "shop.toml"):
-        path = tmp_path / name
-        path.write_text(text)
-        return path
-
-    return write
-
-
 # Files
 
 
@@ -341,11 +329,9 @@ def test_without_variables_the_policy_is_empty():
 
 
 @pytest.mark.parametrize("off", ["null", "false"])
-def test_a_variable_can_switch_the_status_token_of_the_file_off(off, tmp_path):
-    file = tmp_path / "shop.toml"
-    file.write_text("status_token = 'swordfish-swordfish'")
-    environ = {"RPCWHEEL_CONFIG": str(file), "RPCWHEEL_STATUS_TOKEN": off}
-    assert policy_from_env(environ=environ).status_token is None
+def test_a_variable_can_switch_the_status_token_of_the_file_off(off, file):
+    path = file("status_token = 'swordfish-swordfish'")
+    assert from_env(CONFIG=str(path), STATUS_TOKEN=off).status_token is None
 
 
 def test_a_variable_name_is_the_path_of_a_setting_and_its_value_json_or_text():

@@ -33,17 +33,10 @@ def block(heading: str) -> str:
     return re.search(rf"^## {heading}$.*?^```\w*\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[1]
 
 
-@pytest.fixture
-def file(tmp_path):
-    """The page's file."""
-    path = tmp_path / "rpcwheel.toml"
-    path.write_text(block("A file"))
-    return path
-
-
 def test_the_example_variables_have_their_documented_meaning(file):
     environ = dict(line.split("=", 1) for line in block("The environment").splitlines())
-    policy = policy_from_env(environ=environ | {"RPCWHEEL_CONFIG": str(file)})
+    environ["RPCWHEEL_CONFIG"] = str(file(block("A file")))
+    policy = policy_from_env(environ=environ)
     assert policy.timeout == DeadlinePolicy(timeout=5.0, slow_call_threshold=2.5)
     assert (policy.retry.retry_on, policy.retry.max_attempts) == ({"UNAVAILABLE"}, 4)
     assert policy.retry.backoff == JitteredWait(initial=0.1, max=5.0)

@@ -49,10 +49,9 @@ def test_an_empty_service_config_sets_nothing():
         assert of(policy, "/a/b") == (None, None, None, None, False)
 
 
-def test_text_a_mapping_and_a_file_give_the_same_policy(tmp_path):
+def test_text_a_mapping_and_a_file_give_the_same_policy(file):
     tree = {"methodConfig": [{"name": [GET], "timeout": "2s", "waitForReady": True}]}
-    path = tmp_path / "service_config.json"
-    path.write_text(json.dumps(tree))
+    path = file(json.dumps(tree), "service_config.json")
     expected = MethodPolicy(
         timeout=2.0, wait_for_ready=True, retry=None, hedging=None, idempotent=False
     )
@@ -164,11 +163,10 @@ def refused(config, *said):
     assert [one for one in said if one not in str(caught.value)] == [], str(caught.value)
 
 
-def test_a_file_is_named_in_errors(tmp_path):
+def test_a_file_is_named_in_errors(file, tmp_path):
     refused("[" * 100_000, "service config: not valid JSON")
     refused(tmp_path / "none.json", f"{tmp_path / 'none.json'}: it can't be read")
-    path = tmp_path / "config.json"
-    path.write_text('{"methodConfig": 3}')
+    path = file('{"methodConfig": 3}', "config.json")
     refused(path, f"{path}: methodConfig: ")
 
 
