@@ -12,20 +12,13 @@ from rpcwheel.registry.reconciler import Reconciler, RegistrationState
 
 SECOND = 1_000_000_000
 LEASE = 6 * SECOND
+PENDING, PUBLISHED, LOST, WITHDRAWING, GONE = RegistrationState
 TRANSITIONS = {
-    RegistrationState.PENDING: {
-        RegistrationState.PUBLISHED,
-        RegistrationState.WITHDRAWING,
-        RegistrationState.GONE,
-    },
-    RegistrationState.PUBLISHED: {
-        RegistrationState.PENDING,
-        RegistrationState.LOST,
-        RegistrationState.WITHDRAWING,
-    },
-    RegistrationState.LOST: {RegistrationState.PUBLISHED, RegistrationState.WITHDRAWING},
-    RegistrationState.WITHDRAWING: {RegistrationState.PENDING, RegistrationState.GONE},
-    RegistrationState.GONE: set(),
+    PENDING: {PUBLISHED, WITHDRAWING, GONE},
+    PUBLISHED: {PENDING, LOST, WITHDRAWING},
+    LOST: {PUBLISHED, WITHDRAWING},
+    WITHDRAWING: {PENDING, GONE},
+    GONE: set(),
 }
 PORTS = st.integers(1, 2)
 INTENTS = st.tuples(
@@ -77,9 +70,8 @@ class Reconciling(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now_ns = SECOND
-        self.core = Reconciler(
-            "memory://", RegistryRules.from_policy(RegistryPolicy(lease_ttl=6.0))
-        )
+        rules = RegistryRules.from_policy(RegistryPolicy(lease_ttl=6.0))
+        self.core = Reconciler("memory://", rules)
         self.engine = Engine()
         self.wanted: dict = {}
         self.entries: list = []
@@ -170,7 +162,7 @@ class Reconciling(RuleBasedStateMachine):
     @invariant()
     def states_follow_each_other_as_they_may(self):
         for entry in self.entries:
-            before = self.states.get(entry, RegistrationState.PENDING)
+            before = self.states.get(entry, PENDING)
             after = entry.state
             between = TRANSITIONS[before] | {
                 x for one in TRANSITIONS[before] for x in TRANSITIONS[one]
@@ -209,9 +201,7 @@ class Reconciling(RuleBasedStateMachine):
         for entry in self.entries:
             newest = self.core._records.get(entry.instance.key) is entry
             wanted = newest and entry.wanted
-            assert entry.state is (
-                RegistrationState.PUBLISHED if wanted else RegistrationState.GONE
-            )
+            assert entry.state is (PUBLISHED if wanted else GONE)
 
 
 TestReconciling = Reconciling.TestCase
