@@ -13,6 +13,10 @@ from rpcwheel.events.hub import _SINKS, SinkList
 EVENT = TooManyTimers(live=65, limit=64)
 
 
+def broken(event):
+    raise ZeroDivisionError
+
+
 @pytest.fixture
 def sink_list():
     sink_list = SinkList()
@@ -38,10 +42,6 @@ def test_each_sink_is_called_once_in_the_order_of_its_addition_until_it_is_remov
 
 def test_an_exception_of_a_sink_is_logged_once_and_other_sinks_get_the_event(sink_list, caplog):
     got = []
-
-    def broken(event):
-        raise ZeroDivisionError
-
     sink_list.add_sink(broken)
     sink_list.add_sink(got.append)
     for _ in range(3):
@@ -77,18 +77,12 @@ def test_a_sink_that_raises_cancelled_error_does_not_cancel_the_emitter(sink_lis
 
 
 def test_an_exception_of_logging_does_not_reach_the_emitter(sink_list, monkeypatch):
-    def broken(*args):
-        raise ZeroDivisionError
-
     monkeypatch.setattr(logging.getLogger("rpcwheel"), "filters", [broken])
     sink_list.add_sink(broken)
     sink_list.emit(EVENT)
 
 
 def test_an_exception_of_a_sink_that_was_added_again_is_logged_again(sink_list, caplog):
-    def broken(event):
-        raise ZeroDivisionError
-
     for _ in range(2):
         sink_list.add_sink(broken)
         sink_list.emit(EVENT)

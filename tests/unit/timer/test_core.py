@@ -12,7 +12,7 @@ from datetime import timedelta
 
 import pytest
 
-from fixtures.timers import run_threads
+from fixtures.timers import RefusingExecutor, nothing, run_threads
 from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel.events.events import ExecutorRejected, TaskFailed, TaskSlow, TooManyTimers
 from rpcwheel.telemetry import components
@@ -30,10 +30,6 @@ from rpcwheel.timer import (
 from rpcwheel.timer.api import LATENESS_BOUNDS_S, Lateness
 
 INF = float("inf")
-
-
-def nothing(timeout):
-    """Do nothing."""
 
 
 def test_a_timer_whose_constructor_is_interrupted_is_collected_without_an_error(
@@ -321,19 +317,9 @@ def test_tasks_run_on_the_executor_where_they_may_block_and_fail():
         assert timer.stats().failed == 1
 
 
-class Full:
-    """An executor that rejects all tasks."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def submit(self, *args):
-        raise self.error
-
-
 @pytest.mark.parametrize("error", [OSError("full"), SystemExit(3)], ids=repr)
 def test_a_task_rejected_by_the_executor_is_an_event_and_the_timer_continues(events, error):
-    with WheelTimer(executor=Full(error)) as timer:
+    with WheelTimer(executor=RefusingExecutor(error)) as timer:
         timer.new_timeout(boom, 0)
         timer.new_timeout(boom, 0.01)
         assert wait_until(lambda: timer.stats().refused == 2)
@@ -343,7 +329,7 @@ def test_a_task_rejected_by_the_executor_is_an_event_and_the_timer_continues(eve
 
 
 def test_a_periodic_task_continues_after_the_executor_rejected_a_run(events):
-    with WheelTimer(executor=Full(RuntimeError("full"))) as timer:
+    with WheelTimer(executor=RefusingExecutor(RuntimeError("full"))) as timer:
         task = PeriodicTask(timer, 0.002, print).start()
         assert wait_until(lambda: timer.stats().refused >= 3)
         assert task.cancel()
@@ -358,7 +344,7 @@ def test_an_exception_of_a_refused_method_is_reported(events, raised):
         def refused(self, timeout, error):
             raise raised
 
-    with WheelTimer(executor=Full(RuntimeError("full"))) as timer:
+    with WheelTimer(executor=RefusingExecutor(RuntimeError("full"))) as timer:
         timer.new_timeout(Task(), 0)
         timer.new_timeout(Task(), 0.01)
         assert wait_until(lambda: len(events.of(TaskFailed)) == 2)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.timers import run_threads
+from fixtures.timers import nothing, run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel import AsyncWheelTimer, WheelTimer
 from rpcwheel.durations import NEVER
@@ -29,10 +29,6 @@ from rpcwheel.timer import (
 from rpcwheel.timer.queue import FORM
 
 WHEELS = [HierarchicalWheel, SparseWheel, HashedWheel]
-
-
-def nothing(timeout: object) -> None:
-    """Do nothing."""
 
 
 def test_a_compiled_timeout_in_a_queue_is_not_tracked_by_the_garbage_collector() -> None:

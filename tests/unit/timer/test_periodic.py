@@ -9,6 +9,7 @@ import threading
 import pytest
 import tenacity
 
+from fixtures.timers import RefusingExecutor
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.errors import TimerStopped, TooManyTimeouts
 from rpcwheel.timer import (
@@ -271,12 +272,8 @@ def broken(state):
 
 
 def test_a_wait_object_that_raises_after_a_refusal_ends_the_retry_task_and_is_reported():
-    class Full:
-        def submit(self, *args):
-            raise OSError("full")
-
-    failures = []
-    with WheelTimer(executor=Full(), on_error=lambda _, error: failures.append(error)) as timer:
+    full, failures = RefusingExecutor(OSError("full")), []
+    with WheelTimer(executor=full, on_error=lambda _, error: failures.append(error)) as timer:
         task = RetryTask(timer, print, backoff=broken).start()
         assert wait_until(lambda: failures)
         assert [type(error) for error in failures] == [ZeroDivisionError]

@@ -9,7 +9,7 @@ import pytest
 
 from fixtures.forks import holds_in_child
 from fixtures.programs import run_program
-from fixtures.timers import QUEUES, in_background, inherit_contexts
+from fixtures.timers import QUEUES, in_background, inherit_contexts, nothing
 from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel.call.deadline import current_deadline, deadline_scope
 from rpcwheel.timer import (
@@ -19,10 +19,6 @@ from rpcwheel.timer import (
 )
 
 INF = float("inf")
-
-
-def nothing(timeout):
-    """Do nothing."""
 
 
 def test_a_timeout_with_an_infinite_delay_is_pending_and_starts_no_thread():
