@@ -10,12 +10,7 @@ from random import Random
 import pytest
 
 from fixtures.forks import held_by_another_thread, holds_in_child
-from fixtures.timers import (
-    cannot_start,
-    frequent_thread_switches,  # noqa: F401 - a fixture
-    in_background,
-    run_threads,
-)
+from fixtures.timers import cannot_start, in_background, run_threads
 from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel.admission import (

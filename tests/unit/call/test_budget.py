@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from fixtures.timers import frequent_thread_switches, run_threads  # noqa: F401 - a fixture
+from fixtures.timers import run_threads
 from rpcwheel.call.budget import RetryBudget
 
 S = 1_000_000_000

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from fixtures.idle_server import snapshot_of
-from fixtures.timers import frequent_thread_switches, run_threads  # noqa: F401 - a fixture
+from fixtures.timers import run_threads
 from rpcwheel.idle import ConnectionState, TlsIdentity
 from rpcwheel.idle.core import IdleLimit, IdleReason, Limits, PendingClose
 from rpcwheel.idle.policy import IdlePolicy

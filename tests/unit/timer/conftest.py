@@ -1,7 +1,3 @@
 """Fixtures of the timer tests."""
 
-from fixtures.timers import (  # noqa: F401 - fixtures
-    frequent_thread_switches,
-    make_queue,
-    make_timer,
-)
+from fixtures.timers import make_queue, make_timer  # noqa: F401 - fixtures
