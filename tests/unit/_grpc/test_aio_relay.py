@@ -145,7 +145,7 @@ class SilentAttempt(RunningAttempt):
             yield message
 
 
-class UnreportedAttempt(RunningAttempt):
+class UnreportedAttempt(UnwrittenAttempt):
     """An attempt whose `await` ends before its done-callbacks are called."""
 
     cancels = 0
@@ -154,10 +154,6 @@ class UnreportedAttempt(RunningAttempt):
         self.cancels += 1
         self._ended.set()
         return True
-
-    def __await__(self):
-        yield from self._ended.wait().__await__()
-        raise asyncio.CancelledError
 
 
 def success(result=b"x"):

@@ -44,8 +44,7 @@ class Checked:
         self.pool = pool
         self.prober = Prober()
         pool.checker = HealthChecker(pool, self.prober, timer)
-        pool.update([at(1), at(2)])
-        pool.all_ready()
+        pool.update_ready([at(1), at(2)])
         self.one = pool.subchannel(1)
 
     def mark_unhealthy(self):

@@ -92,8 +92,7 @@ def test_a_listener_that_is_added_while_a_subchannel_connects_is_called_once(poo
 
 
 def test_a_closed_pool_does_not_change(pool):
-    pool.update([at(1)])
-    pool.all_ready()
+    pool.update_ready([at(1)])
     one = pool.subchannel(1)
     assert pool.close_all() == [one.connection]
     assert pool.close_all() == []
@@ -210,8 +209,7 @@ def test_the_first_call_connects_the_first_level_however_late_it_comes(make_pool
 
 def test_a_picker_is_prepared_again_only_after_a_change(make_pool):
     pool = make_pool(picker := First())
-    pool.update([at(1, weight=7, started_at=1000.0), at(2), at(3, weight=0)])
-    pool.all_ready()
+    pool.update_ready([at(1, weight=7, started_at=1000.0), at(2), at(3, weight=0)])
     pool.picked()
     pool.update([at(1, weight=7, started_at=1000.0), at(2), at(3, weight=0)])
     assert picker.seen == [([1, 2], [7, 100])]
@@ -227,8 +225,7 @@ def test_an_exception_of_prepare_is_raised_by_calls_until_a_change(make_pool):
             return super().prepare(subchannels, weights)
 
     pool = make_pool(Broken())
-    pool.update([at(1), at(2)])
-    pool.all_ready()
+    pool.update_ready([at(1), at(2)])
     frames = []
     for _ in range(2):
         with pytest.raises(RuntimeError, match="not with") as raised:
@@ -274,8 +271,7 @@ def test_another_attempt_waits_a_while_for_a_connecting_subchannel_of_its_level(
 
 def test_the_other_subchannel_is_the_one_that_follows(make_pool):
     pool = make_pool(First())
-    pool.update([at(1), at(2), at(3)])
-    pool.set_states(p1=READY, p2=READY, p3=READY)
+    pool.update_ready([at(1), at(2), at(3)])
     tried = []
     assert ports(pool.pick_other(tried, *CALL, waited_s=0) for _ in range(4)) == [1, 2, 3, 1]
 
@@ -315,8 +311,7 @@ def test_a_ring_passes_over_an_owner_that_has_failed_and_returns_to_it(make_pool
 
 def test_a_ring_has_the_servers_of_the_best_level_that_has_not_failed(make_pool, clock):
     pool = make_pool(RingHash("x-user"))
-    pool.update([at(1), at(2)])
-    pool.all_ready()
+    pool.update_ready([at(1), at(2)])
     pool.checker.mark_unhealthy(pool.subchannel(1), "the test")
     assert pool.picked() == {2}
     pool.set_states(p2=FAILING)
@@ -330,8 +325,7 @@ def test_a_ring_has_the_servers_of_the_best_level_that_has_not_failed(make_pool,
 
 
 def test_a_pick_that_another_thread_takes_away_is_not_called(pool):
-    pool.update([at(1)])
-    pool.all_ready()
+    pool.update_ready([at(1)])
     picking = pool.router.untagged
     picks = [picking.pick, None]
     pick = property(lambda _: picks.pop(0))
@@ -355,8 +349,7 @@ def weights_over(pool, clock, picker, seconds):
 def test_slow_start_lets_the_weight_of_a_young_instance_grow(make_pool, clock):
     pool = make_pool(picker := First(), slow_start=10)
     now_s = clock.now_ns / SECOND
-    pool.update([at(1, weight=50, started_at=now_s - 2), at(2)])
-    pool.all_ready()
+    pool.update_ready([at(1, weight=50, started_at=now_s - 2), at(2)])
     assert weights_over(pool, clock, picker, 10) == [10, 15, 20, 25, 30, 35, 40, 45, 50, 50]
     assert {weights[1] for _, weights in picker.seen} == {100}
     prepared = len(picker.seen)
@@ -369,29 +362,26 @@ def test_the_warmup_of_a_dubbo_provider_takes_precedence_over_slow_start(make_po
     pool = make_pool(picker := First(), slow_start=100)
     now_s = clock.now_ns / SECOND
     dubbo = {"dubbo.interface": "com.example.Orders"}
-    pool.update(
+    pool.update_ready(
         [
             at(1, started_at=now_s - 2, metadata=dubbo | {"dubbo.warmup": "10000"}),
             at(2, started_at=now_s - 2, metadata=dubbo | {"dubbo.warmup": "0"}),
         ]
     )
-    pool.all_ready()
     assert weights_over(pool, clock, picker, 10) == [20, 30, 40, 50, 60, 70, 80, 90, 100, 100]
     assert {weights[1] for _, weights in picker.seen} == {100}
 
 
 def test_slow_start_of_an_instance_whose_clock_is_ahead_begins_now(make_pool, clock):
     pool = make_pool(picker := First(), slow_start=10)
-    pool.update([at(1, started_at=clock.now_ns / SECOND + 9000)])
-    pool.all_ready()
+    pool.update_ready([at(1, started_at=clock.now_ns / SECOND + 9000)])
     assert weights_over(pool, clock, picker, 3) == [1, 10, 20]
 
 
 def test_slow_start_begins_again_when_the_server_was_started_again(make_pool, clock):
     pool = make_pool(picker := First(), slow_start=10)
     now_s = clock.now_ns / SECOND
-    pool.update([at(1, epoch="a", started_at=now_s - 60), at(2)])
-    pool.all_ready()
+    pool.update_ready([at(1, epoch="a", started_at=now_s - 60), at(2)])
     clock.pass_(1)
     pool.update([at(1, epoch="b", started_at=now_s), at(2)])
     assert (pool.drained, weights_over(pool, clock, picker, 3)) == ([], [10, 20, 30])
@@ -490,8 +480,7 @@ def fail(pool, port, times=1, code="UNAVAILABLE"):
 
 def ready_pool(make_pool, count=4):
     pool = make_pool()
-    pool.update([at(port) for port in range(1, count + 1)])
-    pool.all_ready()
+    pool.update_ready([at(port) for port in range(1, count + 1)])
     return pool
 
 
@@ -582,8 +571,7 @@ def test_stale_subchannels_count_for_the_subset(make_pool):
 
 
 def test_a_failed_call_has_a_stale_subchannel_checked_once_at_a_time(pool):
-    pool.update([at(1)])
-    pool.all_ready()
+    pool.update_ready([at(1)])
     one = pool.subchannel(1)
     generation = one.health.generation
     pool.update([])
