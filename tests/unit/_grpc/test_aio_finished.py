@@ -6,6 +6,7 @@ import pickle
 import grpc
 import pytest
 
+from fixtures.rpc_errors import CodeOnly
 from rpcwheel._grpc.aio_finished import failed_call, finished_call, refused_by
 from rpcwheel._grpc.aio_relay import WouldBlockError, failure_of, has_ended, run_without_waiting
 from rpcwheel._grpc.calls import CANCELLED_HERE, aio_metadata
@@ -92,11 +93,7 @@ async def test_an_error_without_a_status_is_raised_and_has_the_code_unknown():
 
 
 async def test_a_status_may_have_a_code_and_nothing_else():
-    class Bare(grpc.RpcError):
-        def code(self):
-            return grpc.StatusCode.ABORTED
-
-    call = failed_call(Kind.UNARY_UNARY, Bare())
+    call = failed_call(Kind.UNARY_UNARY, CodeOnly(grpc.StatusCode.ABORTED))
     assert await call.code() is grpc.StatusCode.ABORTED
     assert await call.details() is None
     assert tuple(await call.trailing_metadata()) == ()

@@ -4,19 +4,10 @@ import grpc
 import pytest
 import tenacity
 
+from fixtures.rpc_errors import CodeOnly
 from rpcwheel.call.matching import Matcher
 
 UNAVAILABLE, ABORTED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED
-
-
-class RpcFailed(grpc.RpcError):
-    """An error with a status code, as those of grpc and grpc.aio."""
-
-    def __init__(self, code):
-        self._code = code
-
-    def code(self):
-        return self._code
 
 
 def matches(on, error, attempt=1, elapsed_ns=0):
@@ -41,9 +32,9 @@ MIXED = (ConnectionError, UNAVAILABLE, "ABORTED")
     [
         (OSError, [ConnectionError()], [ValueError()]),
         (ConnectionError, [], [OSError()]),
-        (grpc.RpcError, [RpcFailed(UNAVAILABLE)], []),
-        (UNAVAILABLE, [RpcFailed(UNAVAILABLE)], [RpcFailed(ABORTED), ValueError()]),
-        ("UNAVAILABLE", [RpcFailed(UNAVAILABLE)], [RpcFailed(ABORTED), Coded(), CodedByNumber()]),
+        (grpc.RpcError, [CodeOnly(UNAVAILABLE)], []),
+        (UNAVAILABLE, [CodeOnly(UNAVAILABLE)], [CodeOnly(ABORTED), ValueError()]),
+        ("UNAVAILABLE", [CodeOnly(UNAVAILABLE)], [CodeOnly(ABORTED), Coded(), CodedByNumber()]),
         (lambda error: error is BUSY, [BUSY], [ValueError("busy")]),
         (
             tenacity.retry_if_exception_type(OSError) | tenacity.retry_if_exception_message("busy"),
@@ -51,7 +42,7 @@ MIXED = (ConnectionError, UNAVAILABLE, "ABORTED")
             [ValueError("free")],
         ),
         *(
-            (of(MIXED), [ConnectionError(), RpcFailed(UNAVAILABLE), RpcFailed(ABORTED)], [BUSY])
+            (of(MIXED), [ConnectionError(), CodeOnly(UNAVAILABLE), CodeOnly(ABORTED)], [BUSY])
             for of in (set, tuple, list, frozenset)
         ),
         ([{"ABORTED"}, (ConnectionError, [TimeoutError])], [TimeoutError()], [BUSY]),

@@ -5,6 +5,7 @@ import asyncio
 import grpc
 import pytest
 
+from fixtures.rpc_errors import CodeOnly
 from fixtures.shop import UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S
 from rpcwheel.call.metadata import FORBID_NS, pushback_ns, result_of
@@ -46,14 +47,6 @@ def test_pushback_is_in_milliseconds_and_an_invalid_value_forbids_retries(traili
 
 class Bare(grpc.RpcError):
     """An error of an interceptor, without a code."""
-
-
-class CodeOnly(grpc.RpcError):
-    def __init__(self, code):
-        self._code = code
-
-    def code(self):
-        return self._code
 
 
 class Plain(grpc.RpcError):
