@@ -41,7 +41,7 @@ class Checked:
     """A pool with two READY subchannels, its health checks, and the first subchannel."""
 
     def __init__(self, pool, timer):
-        self.pool = pool
+        self.pool, self._timer = pool, timer
         self.prober = Prober()
         pool.checker = HealthChecker(pool, self.prober, timer)
         pool.update_ready([at(1), at(2)])
@@ -49,6 +49,11 @@ class Checked:
 
     def mark_unhealthy(self):
         self.pool.checker.mark_unhealthy(self.one, "the test")
+
+    def probe_as_unhealthy(self):
+        """Mark the first as unhealthy, and let the wait for its first probe pass."""
+        self.mark_unhealthy()
+        self._timer.advance(1.1)
 
 
 @pytest.fixture
@@ -73,23 +78,20 @@ def test_an_unhealthy_subchannel_is_checked_with_a_growing_wait_until_it_answers
         timer.advance(0.4)
         assert checked.prober.probes == [1] * count
     assert (checked.one.healthy, timer.pending) == (True, 0)
-    checked.mark_unhealthy()
-    timer.advance(1.1)
+    checked.probe_as_unhealthy()
     assert len(checked.prober.probes) == 4  # the wait begins anew
 
 
-def test_the_late_result_of_an_earlier_check_is_ignored(checked, timer):
-    checked.mark_unhealthy()
-    timer.advance(1.1)
+def test_the_late_result_of_an_earlier_check_is_ignored(checked):
+    checked.probe_as_unhealthy()
     checked.pool.checker.mark_healthy(checked.one)
     checked.mark_unhealthy()
     checked.prober.done(True)
     assert not checked.one.healthy
 
 
-def test_the_late_result_of_an_earlier_check_ends_no_later_check(checked, timer):
-    checked.mark_unhealthy()
-    timer.advance(1.1)
+def test_the_late_result_of_an_earlier_check_ends_no_later_check(checked):
+    checked.probe_as_unhealthy()
     late = checked.prober.done
     checked.pool.checker.mark_healthy(checked.one)
     cancel(checked, 5)
@@ -118,9 +120,8 @@ def test_a_check_of_an_earlier_generation_that_still_waits_for_a_worker_is_not_m
     assert checked.prober.probes == []
 
 
-def test_a_subchannel_that_becomes_stale_during_a_check_is_checked_anew(checked, timer):
-    checked.mark_unhealthy()
-    timer.advance(1.1)
+def test_a_subchannel_that_becomes_stale_during_a_check_is_checked_anew(checked):
+    checked.probe_as_unhealthy()
     queued = []
     checked.prober.run_soon = queued.append
     checked.pool.update([])
@@ -129,9 +130,8 @@ def test_a_subchannel_that_becomes_stale_during_a_check_is_checked_anew(checked,
     assert len(queued) == 1
 
 
-def test_an_earlier_check_of_a_stale_subchannel_leads_to_no_second_one(checked, timer):
-    checked.mark_unhealthy()
-    timer.advance(1.1)
+def test_an_earlier_check_of_a_stale_subchannel_leads_to_no_second_one(checked):
+    checked.probe_as_unhealthy()
     late = checked.prober.done
     checked.pool.update([])
     late(False)
@@ -142,8 +142,7 @@ def test_an_earlier_check_of_a_stale_subchannel_leads_to_no_second_one(checked, 
 def test_a_check_that_is_not_wanted_any_more_when_it_runs_is_not_made(checked, timer):
     queued = []
     checked.prober.run_soon = queued.append
-    checked.mark_unhealthy()
-    timer.advance(1.1)
+    checked.probe_as_unhealthy()
     checked.pool.checker.mark_healthy(checked.one)
     (check,) = queued
     check()
@@ -152,8 +151,7 @@ def test_a_check_that_is_not_wanted_any_more_when_it_runs_is_not_made(checked, t
 
 def test_without_a_connection_an_unhealthy_subchannel_connects_before_it_is_probed(checked, timer):
     checked.one.connection.state = IDLE
-    checked.mark_unhealthy()
-    timer.advance(1.1)
+    checked.probe_as_unhealthy()
     assert (checked.pool.connected, checked.prober.probes) == ([1], [])
     checked.one.connection.state = READY
     checked.prober.answers = [True]
@@ -229,8 +227,7 @@ def test_removed_subchannels_and_closed_pools_are_not_checked(checked, timer):
 
 
 def test_at_the_end_of_the_process_an_unhealthy_subchannel_becomes_healthy(checked, timer):
-    checked.mark_unhealthy()
-    timer.advance(1.1)
+    checked.probe_as_unhealthy()
     checked.prober.done(None)
     assert (checked.one.healthy, timer.pending) == (True, 0)
 
@@ -379,16 +376,14 @@ def test_the_deadline_of_a_call_ends_its_wait_for_an_explanation(checked):
     assert pool.try_pick(pending, 10.5) == pool.refusal()
 
 
-def test_a_forked_child_calls_what_was_unhealthy_and_checks_it_anew(checked, timer):
-    checked.mark_unhealthy()
-    timer.advance(1.1)
+def test_a_forked_child_calls_what_was_unhealthy_and_checks_it_anew(checked):
+    checked.probe_as_unhealthy()
     checked.one.health.checking = True  # the probe does not end in the child
     checked.pool.checker.reset()
     assert checked.one.healthy
     assert not checked.one.health.checking
     checked.prober.answers = [True]
-    checked.mark_unhealthy()
-    timer.advance(1.1)
+    checked.probe_as_unhealthy()
     assert checked.prober.probes == [1, 1]
     assert checked.one.healthy
 
