@@ -1,6 +1,6 @@
 """`rpcwheel registry watch` without a registry."""
 
-from contextlib import contextmanager
+from contextlib import nullcontext
 
 import pytest
 
@@ -32,15 +32,10 @@ class ChangingRegistry:
 
 @pytest.fixture
 def changing(monkeypatch, set_limit):
-    registry = ChangingRegistry()
-
-    @contextmanager
-    def open_it(*_):
-        yield registry
-
+    registry = nullcontext(ChangingRegistry())
     set_limit("cli.registry.CONSUMERS_INTERVAL_S", 0.0)
-    monkeypatch.setattr(commands, "_open_registry", open_it)
-    monkeypatch.setattr(commands, "_open_backend", open_it)
+    monkeypatch.setattr(commands, "_open_registry", lambda *_: registry)
+    monkeypatch.setattr(commands, "_open_backend", lambda *_: registry)
 
 
 def test_consumers_are_shown_while_the_instances_keep_changing(changing, capsys):
