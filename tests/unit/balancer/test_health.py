@@ -1,6 +1,7 @@
 """When unhealthy and stale subchannels are checked, and the consequences of the result."""
 
 import gc
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -233,10 +234,7 @@ def test_at_the_end_of_the_process_an_unhealthy_subchannel_becomes_healthy(check
 
 
 def test_a_wait_object_that_raises_is_reported_and_a_second_is_used(make_checked, timer, events):
-    def wait(_):
-        raise RuntimeError("no")
-
-    checked = make_checked(health_check_backoff=wait)
+    checked = make_checked(health_check_backoff=Mock(side_effect=RuntimeError("no")))
     checked.prober.answers = [True]
     checked.mark_unhealthy()
     failure = events[1]

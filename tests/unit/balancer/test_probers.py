@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,10 +13,7 @@ SUBCHANNEL = SimpleNamespace(id="a", removed=False)
 
 
 def pool_whose_connect_raises(error, **parts):
-    def connection_of(_):
-        raise error
-
-    connections = SimpleNamespace(connection_of=connection_of)
+    connections = SimpleNamespace(connection_of=Mock(side_effect=error))
     return SimpleNamespace(name="shop", connections=connections, **parts)
 
 

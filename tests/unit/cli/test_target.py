@@ -3,6 +3,7 @@
 import errno
 import socket
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -78,11 +79,7 @@ def test_an_unknown_name_is_distinguished_from_a_failed_lookup(monkeypatch):
         (socket.gaierror(socket.EAI_AGAIN, "try again"), "the lookup of 'shop' failed for now"),
         (UnicodeError("label too long"), "is unknown .label too long"),
     ]:
-
-        def fail(*_, error=error, **__):
-            raise error
-
-        monkeypatch.setattr(socket, "getaddrinfo", fail)
+        monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=error))
         with pytest.raises(Problem, match=said):
             resolve(ServerTarget("shop", 80), WAIT_S)
 
@@ -116,10 +113,8 @@ def test_each_error_of_a_socket_has_message_and_advice():
 def test_the_advice_for_a_loopback_address_does_not_suspect_127_0_0_1(
     monkeypatch, host, is_loopback
 ):
-    def refuse(*_):
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
+    error = ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+    monkeypatch.setattr(socket.socket, "connect", Mock(side_effect=error))
     with pytest.raises(Problem) as refused:
         connect(Address(socket.AF_INET, (host, 80)), WAIT_S)
     assert "start the server; check its port" in refused.value.advice

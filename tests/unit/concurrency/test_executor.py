@@ -4,6 +4,7 @@ import itertools
 import threading
 import weakref
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
@@ -69,12 +70,9 @@ def test_an_interrupted_submit_leaves_the_executor_working(pool):
 
 
 def test_a_job_whose_thread_was_interrupted_starts_with_a_later_job(monkeypatch):
-    def interrupted(_):
-        raise KeyboardInterrupt
-
     pool, first = KeyedExecutor("rpcwheel-test", shared_threads=1), threading.Event()
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", interrupted)
+        patch.setattr(threading.Thread, "start", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             pool.submit("key", first.set)
     assert run(pool).wait(WAIT_S)
@@ -156,11 +154,7 @@ def test_one_idle_thread_does_not_count_for_two_jobs(pool, hang, monkeypatch):
 @pytest.mark.parametrize("error", [ValueError("boom"), SystemExit(3)])
 def test_an_exception_of_a_job_is_an_event_and_later_jobs_run(events, error):
     pool = KeyedExecutor("rpcwheel-test", shared_threads=1)
-
-    def job():
-        raise error
-
-    pool.submit("key", job)
+    pool.submit("key", Mock(side_effect=error))
     assert run(pool).wait(WAIT_S)
     assert [event.error for event in events if isinstance(event, TaskFailed)] == [error]
 

@@ -1,6 +1,7 @@
 """`SerialExecutor`."""
 
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -158,11 +159,7 @@ def test_added_jobs_run_after_start_and_wait_returns_when_all_have_run():
 
 def test_jobs_after_one_that_raises_run_with_a_synchronous_run():
     serial, seen = SerialExecutor(run=lambda job: job()), []
-
-    def fail():
-        raise SystemExit
-
-    serial.add(fail)
+    serial.add(Mock(side_effect=SystemExit))
     serial.add(lambda: seen.append(1))
     with pytest.raises(SystemExit):
         serial.start()

@@ -3,6 +3,7 @@
 import os
 import ssl
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -58,10 +59,8 @@ def test_a_file_below_a_home_directory_that_is_unknown_is_refused():
 
 
 def test_a_relative_file_is_refused_if_the_working_directory_was_removed(monkeypatch):
-    def removed():
-        raise FileNotFoundError(2, "No such file or directory")
-
-    monkeypatch.setattr(os, "getcwd", removed)
+    removed = FileNotFoundError(2, "No such file or directory")
+    monkeypatch.setattr(os, "getcwd", Mock(side_effect=removed))
     with pytest.raises(ConfigurationError, match=r"'ca\.pem'.*absolute path"):
         tls_of("redis://a?tls=1&ca=ca.pem", default=False)
 

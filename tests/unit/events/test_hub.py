@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from unittest.mock import Mock
 
 import pytest
 
@@ -56,11 +57,7 @@ def test_an_exception_of_a_sink_is_logged_once_and_other_sinks_get_the_event(sin
 
 def test_a_sink_ends_no_thread_except_the_main_one(sink_list, caplog):
     """On the main thread, a signal handler may have raised the exception."""
-
-    def leave(event):
-        raise SystemExit
-
-    sink_list.add_sink(leave)
+    sink_list.add_sink(Mock(side_effect=SystemExit))
     run_threads(lambda: sink_list.emit(EVENT))
     assert [record.exc_info[0] for record in caplog.records] == [SystemExit]
     with pytest.raises(SystemExit):
@@ -68,10 +65,7 @@ def test_a_sink_ends_no_thread_except_the_main_one(sink_list, caplog):
 
 
 def test_a_sink_that_raises_cancelled_error_does_not_cancel_the_emitter(sink_list, caplog):
-    def cancel(event):
-        raise asyncio.CancelledError
-
-    sink_list.add_sink(cancel)
+    sink_list.add_sink(Mock(side_effect=asyncio.CancelledError))
     sink_list.emit(EVENT)
     assert [record.exc_info[0] for record in caplog.records] == [asyncio.CancelledError]
 

@@ -321,11 +321,8 @@ def test_a_call_whose_loop_is_closed_before_it_is_given_up_is_lost(queue):
 
 
 def test_a_close_that_is_interrupted_as_it_begins_reports_the_calls(queue, events, monkeypatch):
-    def interrupted(call):
-        raise KeyboardInterrupt
-
     queue.add()
-    monkeypatch.setattr(queue, "start_attempt", interrupted)
+    monkeypatch.setattr(queue, "start_attempt", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         queue.begin_close(5)
     assert type(events[-1]) is FailbackLost

@@ -1,5 +1,7 @@
 """The decisions of both server interceptors, without a server."""
 
+from unittest.mock import Mock
+
 import pytest
 from scenarios.served import handler
 
@@ -17,11 +19,8 @@ def served(timer=None, **settings):
 
 @pytest.mark.parametrize("end", [StopIteration, KeyError, KeyboardInterrupt])
 def test_the_timeout_of_a_stream_is_canceled_at_its_end(end, timer):
-    def step():
-        raise end
-
     answers = WatchedResponses(
-        step, served(timer, slow_call_threshold=2.0).start_slow_call_timeout()
+        Mock(side_effect=end), served(timer, slow_call_threshold=2.0).start_slow_call_timeout()
     )
     assert timer.pending == 1
     with pytest.raises(end):

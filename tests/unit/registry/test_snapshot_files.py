@@ -7,6 +7,7 @@ import stat
 import sys
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -243,12 +244,9 @@ def test_on_a_full_disk_the_old_file_stays_complete(
 ):
     write("a")
     snapshots = make()
-
-    def full(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = OSError(errno.ENOSPC, "No space left on device")
     with monkeypatch.context() as disk:
-        disk.setattr(os, "fsync", full)
+        disk.setattr(os, "fsync", Mock(side_effect=full))
         snapshots.keep(SERVICE, instances("a", "b"))
         timer.advance(DEBOUNCE_S)
         assert wait_until(lambda: failures(events) and timer.pending == 1)
@@ -556,9 +554,7 @@ def test_two_registries_in_a_directory_have_their_own_instances_without_password
 
 @pytest.mark.parametrize("snapshot", [True, "~/snapshots"])
 def test_without_a_home_directory_there_are_no_files_and_an_event(monkeypatch, events, snapshot):
-    def nowhere(*_):
-        raise RuntimeError("Could not determine home directory.")
-
+    nowhere = Mock(side_effect=RuntimeError("Could not determine home directory."))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(module.Path, "home", nowhere)
     monkeypatch.setattr(module.Path, "expanduser", nowhere)
@@ -567,9 +563,7 @@ def test_without_a_home_directory_there_are_no_files_and_an_event(monkeypatch, e
 
 
 def test_without_a_working_directory_there_are_no_relative_files_and_an_event(monkeypatch, events):
-    def removed():
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-
-    monkeypatch.setattr(os, "getcwd", removed)
+    removed = FileNotFoundError(errno.ENOENT, "No such file or directory")
+    monkeypatch.setattr(os, "getcwd", Mock(side_effect=removed))
     assert open_snapshot_files(url(), RegistryPolicy(snapshot="snapshots")) is None
     assert [event.path for event in failures(events)] == ["snapshots"]

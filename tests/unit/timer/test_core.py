@@ -9,6 +9,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import FrozenInstanceError
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 
@@ -224,11 +225,7 @@ def test_keyboard_interrupt_and_system_exit_of_a_task_are_raised_on_a_users_thre
     seen, ran = [], []
     timer = ManualTimer()
     timer._on_error = lambda *args: seen.append(args)
-
-    def fail(timeout):
-        raise error
-
-    failing = timer.new_timeout(fail, 1.0)
+    failing = timer.new_timeout(Mock(side_effect=error), 1.0)
     timer.new_timeout(ran.append, 1.0)
     with pytest.raises(type(error)):
         timer.advance(1.0)
@@ -247,11 +244,7 @@ def test_tasks_after_one_that_raises_are_run(make_timer):
         del errors[1:]  # raised on the user's thread, as in the test above
     seen, ran = [], []
     timer, pass_time = make_timer(on_error=lambda *args: seen.append(args))
-
-    def fail(timeout, error):
-        raise error
-
-    failing = [timer.new_timeout(functools.partial(fail, error=e), 0.001) for e in errors]
+    failing = [timer.new_timeout(Mock(side_effect=error), 0.001) for error in errors]
     timer.new_timeout(ran.append, 0.001)
     timer.new_timeout(ran.append, 0.02)
     assert pass_time(lambda: len(ran) == 2)
@@ -272,10 +265,7 @@ def test_without_on_error_an_exception_of_a_task_is_an_event(events, make_timer)
 
 @pytest.mark.parametrize("second", [ZeroDivisionError(), SystemExit(4)])
 def test_an_exception_of_on_error_is_an_event(events, make_timer, second):
-    def worse(timeout, error):
-        raise second
-
-    timer, pass_time = make_timer(on_error=worse)
+    timer, pass_time = make_timer(on_error=Mock(side_effect=second))
     ran = []
     timer.new_timeout(boom, 0)
     timer.new_timeout(ran.append, 0.02)

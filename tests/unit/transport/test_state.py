@@ -1,6 +1,7 @@
 """Which connection serves a call, and when a connection is closed, also at random."""
 
 from datetime import timedelta
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -114,9 +115,7 @@ def test_the_backoff_stops_growing_before_wait_objects_overflow(clock):
 
 
 def test_a_wait_object_that_raises_changes_nothing(clock):
-    def wait(_):
-        raise KeyError("the user's")
-
+    wait = Mock(side_effect=KeyError("the user's"))
     connections = Connections("first", clock, Backoff(wait))
     with pytest.raises(KeyError):
         connections.reconnect("second", NEVER)
