@@ -68,9 +68,7 @@ def test_nothing_is_known_of_an_object_that_is_not_grpcs(other):
 
 
 def test_wait_for_polling_end_waits_for_grpcs_polling_threads_of_all_channels(shop_channel):
-    def callback(_):
-        pass
-
+    callback = Mock()
     with grpc.insecure_channel("127.0.0.1:1") as other:
         for channel in (intercepted(shop_channel), other):
             channel.subscribe(callback)
@@ -83,9 +81,7 @@ def test_wait_for_polling_end_waits_for_grpcs_polling_threads_of_all_channels(sh
 def test_wait_for_polling_end_returns_after_its_steps_if_a_channel_stays_subscribed(
     shop_channel, monkeypatch
 ):
-    def callback(_):
-        pass
-
+    callback = Mock()
     monkeypatch.setattr("rpcwheel._grpc.connectivity.POLL_STEPS", 10)
     shop_channel.subscribe(callback)
     wait_for_polling_end(shop_channel)

@@ -4,6 +4,7 @@
 """
 
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 import tenacity
@@ -42,13 +43,8 @@ CLAIMED = {"refused": True}
 PROVEN = CLAIMED | {"is_proven": True}
 OTHER = {"has_other_server": True}
 ONCE = {"idempotent": False}
-
-
-class NoStrategy:
-    """A backoff that must not be called."""
-
-    def __call__(self, _):
-        raise AssertionError("the wait was asked for")
+NO_STRATEGY = Mock(side_effect=AssertionError("the wait was asked for"))
+"""A backoff that must not be called."""
 
 
 class OneRetry:
@@ -121,7 +117,7 @@ NO_BUDGET = "the retry budget of the target is used up"
 )
 def test_a_failure_that_is_not_retried_has_a_reason_and_uses_no_budget(settings, outcome, reason):
     budget = OneRetry()
-    made = plan(budget=budget, **settings | {"backoff": NoStrategy()})
+    made = plan(budget=budget, **settings | {"backoff": NO_STRATEGY})
     assert made.after_failure(0, outcome) == Stop(reason)
     assert budget.asked == []
 
@@ -160,7 +156,7 @@ TOO_LONG = "the server asked to wait {} s, which is longer than max_pushback ({}
 )
 def test_a_pushback_above_max_pushback_ends_the_retries(settings, pushback_ns, reason):
     budget = OneRetry()
-    made = plan(backoff=NoStrategy(), budget=budget, **settings)
+    made = plan(backoff=NO_STRATEGY, budget=budget, **settings)
     assert made.after_failure(0, failed(pushback_ns=pushback_ns)) == Stop(reason)
     assert budget.asked == []
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -27,12 +28,8 @@ async def test_a_close_that_is_canceled_while_heartbeats_end_closes_the_live_vie
 
 def test_a_detector_whose_close_raises_does_not_keep_the_heartbeats(world):
     kit = world.api.Kit(heartbeat=10.0)
-
-    class Broken:
-        def close(self):
-            raise ZeroDivisionError
-
-    kit._detectors[broken := Broken()] = None
+    broken = Mock(close=Mock(side_effect=ZeroDivisionError))
+    kit._detectors[broken] = None
     with pytest.raises(ZeroDivisionError):
         world.do(kit.close, 0)
     assert kit._manager.closed
