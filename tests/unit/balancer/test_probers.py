@@ -27,15 +27,12 @@ def test_a_check_whose_connect_raises_system_exit_ends(monkeypatch):
     assert background._in_flight() == []
 
 
-def test_a_check_that_is_canceled_before_its_first_step_ends():
-    async def main():
-        jobs = SimpleNamespace(enter=asyncio.get_running_loop, run_soon=None)
-        prober = aio_channel._Prober(pool_whose_connect_raises(ValueError(), jobs=jobs))
-        end = asyncio.get_running_loop().create_future()
-        prober.probe(SUBCHANNEL, 1.0, lambda *result: end.set_result(result))
-        (task,) = prober.tasks
-        task.cancel()
-        assert await end == (None, None)
-        assert not prober.tasks
-
-    asyncio.run(main())
+async def test_a_check_that_is_canceled_before_its_first_step_ends():
+    jobs = SimpleNamespace(enter=asyncio.get_running_loop, run_soon=None)
+    prober = aio_channel._Prober(pool_whose_connect_raises(ValueError(), jobs=jobs))
+    end = asyncio.get_running_loop().create_future()
+    prober.probe(SUBCHANNEL, 1.0, lambda *result: end.set_result(result))
+    (task,) = prober.tasks
+    task.cancel()
+    assert await end == (None, None)
+    assert not prober.tasks
