@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import weakref
+from concurrent.futures import wait
 from contextlib import closing
 from datetime import timedelta
 from random import Random
@@ -10,8 +11,8 @@ from random import Random
 import pytest
 
 from fixtures.forks import held_by_another_thread, holds_in_child
-from fixtures.timers import cannot_start, in_background, run_threads
-from fixtures.waiting import WAIT_S, Gate, wait_until
+from fixtures.timers import cannot_start, run_threads
+from fixtures.waiting import WAIT_S, Gate, in_thread, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel.admission import (
     BreakerPolicy,
@@ -621,11 +622,13 @@ def test_a_breaker_that_is_made_while_another_thread_resets_all_is_reset(
     original = circuit.CircuitBreaker.change
     monkeypatch.setattr(circuit.CircuitBreaker, "change", change)
     breakers.force_open()
-    with in_background(call_first, "/shop.Orders/Get"):
-        assert gate.entered.wait(WAIT_S)
-        with in_background(breakers.reset) as resetting:
-            resetting.join(0.1)  # it has to wait; a shorter time could only hide that it does not
-            gate.opened.set()
+    making = in_thread(call_first, "/shop.Orders/Get")
+    assert gate.entered.wait(WAIT_S)
+    resetting = in_thread(breakers.reset)
+    wait([resetting], 0.1)  # it has to wait; a shorter time could only hide that it does not
+    gate.opened.set()
+    making.result(WAIT_S)
+    resetting.result(WAIT_S)
     assert [each.state for each in breakers] == [BreakerState.CLOSED]
 
 
@@ -639,10 +642,11 @@ def test_changes_by_hand_are_reported_in_their_order(breakers, call_first, monke
 
     call_first("/shop.Orders/Get")
     monkeypatch.setattr(circuit.CircuitBreaker, "report", report)
-    with in_background(breakers.force_open):
-        assert gate.entered.wait(WAIT_S)
-        breakers.reset()
-        gate.opened.set()
+    forcing = in_thread(breakers.force_open)
+    assert gate.entered.wait(WAIT_S)
+    breakers.reset()
+    gate.opened.set()
+    forcing.result(WAIT_S)
     assert reported == [BreakerState.FORCED_OPEN, BreakerState.CLOSED]
 
 
@@ -721,9 +725,10 @@ def test_a_channel_is_found_for_a_health_check_while_others_open_and_close(targe
             for channel in channels:
                 target.remove_channel(channel)
 
-    with in_background(open_and_close) as thread:
-        while thread.is_alive():
-            check(results.append)
+    opening = in_thread(open_and_close)
+    while not opening.done():
+        check(results.append)
+    opening.result()
     assert set(results) <= {True}
 
 
@@ -735,9 +740,10 @@ def test_breakers_are_listed_while_methods_are_called_for_the_first_time(breaker
         for name in names:
             call_first(name)
 
-    with in_background(call_all) as thread:
-        while thread.is_alive():
-            list(breakers)
+    calling = in_thread(call_all)
+    while not calling.done():
+        list(breakers)
+    calling.result()
     assert len(breakers) == len(names)
 
 

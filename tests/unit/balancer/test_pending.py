@@ -7,8 +7,7 @@ import grpc
 import pytest
 
 from fixtures.subchannel_pools import CALL, CONNECTING, FAILING, IDLE, READY, at
-from fixtures.timers import in_background
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.balancer.health import HealthChecker
 from rpcwheel.balancer.pending import CLOSED_MEANWHILE, WaitRules
@@ -82,9 +81,10 @@ def test_during_the_first_update_no_call_is_refused_and_the_state_is_no_failure(
             wait_until(lambda: results or pool.lock.was_awaited)
 
     pool.subchannel_class = Subchannel
-    with in_background(pool.update, [at(1)]):
-        assert updates.wait(WAIT_S)
-        results.append(pool.try_pick(pending, 100.1) if subject == "call" else pool.whole_state())
+    updating = in_thread(pool.update, [at(1)])
+    assert updates.wait(WAIT_S)
+    results.append(pool.try_pick(pending, 100.1) if subject == "call" else pool.whole_state())
+    updating.result(WAIT_S)
     assert results == [None if subject == "call" else IDLE]
 
 

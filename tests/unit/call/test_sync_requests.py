@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from fixtures.counted_messages import CountedMessage
-from fixtures.timers import in_background, no_new_threads
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.timers import no_new_threads
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel._concurrency.executor import SHARED_THREADS
 from rpcwheel._grpc.calls import Details
 from rpcwheel._grpc.finished import FinishedError
@@ -43,14 +43,13 @@ def test_a_message_read_by_an_earlier_attempt_goes_to_the_current_one():
     old = requests.for_attempt()
     source.put(b"ab")
     assert next(old) == b"ab"
-    got = []
-    with in_background(lambda: got.extend(old)):
-        wait_until(lambda: requests._reading)
-        current = requests.for_attempt()
-        source.put(b"cd")  # too much to keep; `current` has sent nothing yet
-        source.put(None)
-        assert list(current) == [b"ab", b"cd"]
-    assert got == []
+    reading = in_thread(list, old)
+    wait_until(lambda: requests._reading)
+    current = requests.for_attempt()
+    source.put(b"cd")  # too much to keep; `current` has sent nothing yet
+    source.put(None)
+    assert list(current) == [b"ab", b"cd"]
+    assert reading.result(WAIT_S) == []
     assert not requests.buffer.replayable
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from fixtures.interrupts import interrupted_at_each_call
-from fixtures.timers import in_background, run_threads
-from fixtures.waiting import wait_until
+from fixtures.timers import run_threads
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel._concurrency.exiting import BackgroundCalls
 from rpcwheel.events import TaskFailed
 
@@ -36,10 +36,11 @@ def test_close_waits_for_calls_in_flight_and_then_ends_their_callers(background)
     assert background.add(caller)
     first, second = background.begin_call(), background.begin_call()
     background.end_call(first)
-    with in_background(background.close, MANY):
-        assert wait_until(lambda: background.closed)
-        happened.append("answered")
-        background.end_call(second)
+    closing = in_thread(background.close, MANY)
+    assert wait_until(lambda: background.closed)
+    happened.append("answered")
+    background.end_call(second)
+    closing.result(WAIT_S)
     assert happened == ["answered", "ended"]
 
 

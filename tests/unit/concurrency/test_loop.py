@@ -6,8 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from fixtures.timers import in_background
-from fixtures.waiting import WAIT_S
+from fixtures.waiting import WAIT_S, in_thread
 from rpcwheel._concurrency.loop import (
     await_future,
     call_on_loop,
@@ -19,8 +18,9 @@ from rpcwheel._concurrency.loop import (
 
 async def test_a_callback_from_another_thread_runs_on_the_loop():
     called, loop = asyncio.Event(), asyncio.get_running_loop()
-    with in_background(call_on_loop, loop, called.set):
-        await asyncio.wait_for(called.wait(), WAIT_S)
+    calling = in_thread(call_on_loop, loop, called.set)
+    await asyncio.wait_for(called.wait(), WAIT_S)
+    assert calling.result(WAIT_S) is True
     assert running_loop() is loop
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from fixtures.forks import holds_in_child
 from fixtures.interrupts import interrupted_at_each_call
-from fixtures.timers import in_background, no_new_threads
-from fixtures.waiting import WAIT_S, Gate, wait_until
+from fixtures.timers import no_new_threads
+from fixtures.waiting import WAIT_S, Gate, in_thread, wait_until
 from rpcwheel._concurrency import executor
 from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor
 from rpcwheel.events.events import ExecutorRejected
@@ -89,11 +89,12 @@ def test_of_two_runs_after_an_interrupted_submit_one_runs_the_jobs():
     with pytest.raises(KeyboardInterrupt):
         serial.submit(gate)
     serial.submit(lambda: seen.append(gate.opened.is_set()))
-    with in_background(runs[0]):
-        assert gate.entered.wait(WAIT_S)
-        runs[1]()
-        assert seen == []
-        gate.opened.set()
+    running = in_thread(runs[0])
+    assert gate.entered.wait(WAIT_S)
+    runs[1]()
+    assert seen == []
+    gate.opened.set()
+    running.result(WAIT_S)
     assert seen == [True]
     assert serial.wait(0)
 

@@ -10,8 +10,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from fixtures.forks import holds_in_child
-from fixtures.timers import in_background
-from fixtures.waiting import WAIT_S
+from fixtures.waiting import WAIT_S, in_thread
 from rpcwheel._engines import sqlite
 from rpcwheel.errors import JournalError, RegistryError
 from rpcwheel.journal.sqlite import SqliteJournal
@@ -58,9 +57,10 @@ def written_by_another_thread(file, ends):
             entered.set()
             ends.wait(WAIT_S)
 
-    with in_background(transact):
-        assert entered.wait(WAIT_S)
-        yield
+    writing = in_thread(transact)
+    assert entered.wait(WAIT_S)
+    yield
+    writing.result(WAIT_S)
 
 
 def rows_of(file):
@@ -162,8 +162,9 @@ def test_what_a_child_writes_survives_the_close_of_its_parent(file):
         os.write(parent_closed[1], b"x")
 
     write(file)
-    with in_background(close):
-        assert holds_in_child(child)
+    closing = in_thread(close)
+    assert holds_in_child(child)
+    closing.result(WAIT_S)
     for descriptor in (*parent_closed, *child_wrote):
         os.close(descriptor)
     assert rows_of(file) == 3

@@ -16,8 +16,8 @@ from fixtures.idle_server import (
     sockets_at,
 )
 from fixtures.leaks import descriptors
-from fixtures.timers import in_background, run_threads
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.timers import run_threads
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel.events import ConnectionClosed, ConnectionIdle, IdleCloseSkipped, IdleDetectionLimited
 from rpcwheel.idle import IdleConnectionDetector, IdlePolicy
 from rpcwheel.timer import WheelTimer
@@ -66,10 +66,11 @@ def test_close_waits_for_a_round_that_runs(server):
     detector.gate.clear()
     server.timer.advance(60)
     assert wait_until(lambda: detector.running)
-    with in_background(detector.close):
-        assert wait_until(lambda: detector.closed)
-        assert detector.running == 1
-        detector.gate.set()
+    closing = in_thread(detector.close)
+    assert wait_until(lambda: detector.closed)
+    assert detector.running == 1
+    detector.gate.set()
+    closing.result(WAIT_S)
     assert (detector.running, server.timer.pending) == (0, 0)
 
 
@@ -213,11 +214,10 @@ def test_an_event_waits_for_no_change_of_settings(server, events):
         return not free
 
     with server.tracked.lock:
-        change = threading.Thread(target=detector.change, kwargs={"idle_timeout": 7.0})
-        change.start()
+        change = in_thread(detector.change, idle_timeout=7.0)
         assert wait_until(is_locked)
         run_threads(lambda: detector._report_limit("test", "the limit"))
-    change.join(WAIT_S)
+    change.result(WAIT_S)
     assert wait_until(lambda: events.of(IdleDetectionLimited))
 
 

@@ -7,8 +7,8 @@ import pytest
 from fixtures.cache_worlds import REGISTRY, SERVICE, SnapshotListener, ids_of, instances, view
 from fixtures.forks import holds_in_child
 from fixtures.interrupts import interrupted_at_each_call
-from fixtures.timers import in_background, run_threads
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.timers import run_threads
+from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel._concurrency.executor import SerialExecutor
 from rpcwheel.instance import Snapshot
 from rpcwheel.registry import watches as module
@@ -155,10 +155,9 @@ def test_the_age_grows_after_a_loss_of_contact_and_the_revision_stays(watch, tim
 
 @pytest.mark.parametrize("timeout_s", [None, 1e300])
 def test_close_ends_a_wait_without_limit(watch, timeout_s):
-    results = []
-    with in_background(lambda: results.append(watch.wait(timeout_s))):
-        watch.close()
-    assert results == [None]
+    waiting = in_thread(watch.wait, timeout_s)
+    watch.close()
+    assert waiting.result(WAIT_S) is None
 
 
 def test_other_threads_use_a_watch_after_a_wait_that_was_interrupted(watch):

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.engine_watchers import CheckedWatcher
-from fixtures.timers import in_background
-from fixtures.waiting import WAIT_S, Gate
+from fixtures.waiting import WAIT_S, Gate, in_thread
 from rpcwheel.events import CallbackFailed
 from rpcwheel.registry.backend import View
 from rpcwheel.registry.backends.watch_notifier import WatchNotifier
@@ -83,11 +82,12 @@ def test_closing_does_not_wait_for_a_call_on_another_thread():
     watcher.on_view = gate = Gate()
     notifier = WatchNotifier(watcher)
     notifier.add(A)
-    with in_background(notifier.start) as thread:
-        assert gate.entered.wait(WAIT_S)
-        notifier.close()
-        assert thread.is_alive()
-        gate.opened.set()
+    starting = in_thread(notifier.start)
+    assert gate.entered.wait(WAIT_S)
+    notifier.close()
+    assert not starting.done()
+    gate.opened.set()
+    starting.result(WAIT_S)
 
 
 @given(

@@ -9,8 +9,8 @@ import pytest
 
 from fixtures.forks import holds_in_child
 from fixtures.programs import run_program
-from fixtures.timers import QUEUES, in_background, inherit_contexts, nothing
-from fixtures.waiting import WAIT_S, Gate, wait_until
+from fixtures.timers import QUEUES, inherit_contexts, nothing
+from fixtures.waiting import WAIT_S, Gate, in_thread, wait_until
 from rpcwheel.call.deadline import current_deadline, deadline_scope
 from rpcwheel.timer import (
     TooManyTimeouts,
@@ -55,14 +55,14 @@ def test_stop_waits_for_the_running_task_after_the_process_was_suspended(monkeyp
 
 
 def test_stop_does_not_wait_for_due_tasks_that_have_not_begun():
-    timer, gate, returned = WheelTimer(), Gate(), []
+    timer, gate = WheelTimer(), Gate()
     timer.new_timeout(gate, 0)
     assert gate.entered.wait(WAIT_S)
     due = [timer.new_timeout(nothing, 0) for _ in range(100)]
-    with in_background(lambda: returned.extend(timer.stop())):
-        assert wait_until(lambda: timer.stopped)
-        gate.opened.set()
-    assert returned == due
+    stopping = in_thread(timer.stop)
+    assert wait_until(lambda: timer.stopped)
+    gate.opened.set()
+    assert stopping.result(WAIT_S) == due
 
 
 def test_the_end_of_a_with_statement_stops_the_timer_and_its_thread():
