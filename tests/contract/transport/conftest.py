@@ -9,7 +9,6 @@ from fixtures.aio_channels import (  # noqa: F401 - fixtures
 )
 from fixtures.balanced_channels import open_balanced  # noqa: F401
 from fixtures.shop import shop  # noqa: F401
-from fixtures.timers import frequent_thread_switches  # noqa: F401
 from fixtures.waiting import wait_until
 from fixtures.worlds import world  # noqa: F401
 

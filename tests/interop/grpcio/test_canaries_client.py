@@ -218,8 +218,8 @@ def test_a_call_without_a_connection_differs_only_in_its_details(target, details
 
 SPIN = """
 import threading, grpc
-from fixtures.small_servers import METHOD, Gate, serving
-from fixtures.waiting import WAIT_S
+from fixtures.small_servers import METHOD, serving
+from fixtures.waiting import WAIT_S, Gate
 
 def fail():
     raise ValueError("of the user's")

@@ -10,8 +10,8 @@ import grpc._server
 import pytest
 from grpc._cython import cygrpc
 
-from fixtures.small_servers import METHOD, Gate, running, serving, small
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.small_servers import METHOD, running, serving, small
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from fixtures.worlds import SyncWorld
 from rpcwheel._grpc import aio_serving
 from rpcwheel._grpc.serving import (

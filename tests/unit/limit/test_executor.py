@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from fixtures.small_servers import Gate
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel.limit import executor, pause
 from rpcwheel.limit.executor import LimitInterceptor, ServerExecutor
 from rpcwheel.limit.policy import LimitPolicy

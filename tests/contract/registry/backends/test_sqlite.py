@@ -15,7 +15,7 @@ from fixtures.disks import disk_fixture
 from fixtures.engine_watchers import RecordingWatcher
 from fixtures.forks import holds_in_child
 from fixtures.leaks import without_descriptors
-from fixtures.timers import frequent_thread_switches, run_threads  # noqa: F401 - a fixture
+from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.instance import ServiceInstance
