@@ -61,7 +61,7 @@ def busy(script):
         yield
         del script["renew"]
         gate.opened.set()
-        renewing.exception(WAIT_S)
+        renewing.result(WAIT_S)
 
     return busy
 
@@ -518,7 +518,7 @@ def test_nobody_waits_for_an_engine_that_is_known_not_to_answer(silent, script):
     for _ in range(100):
         assert isinstance(silent.append(new_call(), MANY).exception(0), JournalUnavailable)
     silent.answers.set()
-    taking.exception(WAIT_S)
+    taking.result(WAIT_S)
     assert silent.append_now(new_call(), MANY)
 
 
