@@ -116,6 +116,13 @@ def test_handlers_that_take_no_time_are_measured_too():
     assert limit.limit >= 1
 
 
+def test_calls_whose_answers_come_too_late_do_not_count_for_the_throughput():
+    server = Server(**WAITING)
+    server.answers_in_time = False
+    server.offer(2 * server.capacity, seconds=2)
+    assert server.limit == 1
+
+
 def test_an_overload_from_the_start_is_limited_within_two_seconds():
     server = Server(**WAITING)
     server.offer(2 * server.capacity, seconds=2)

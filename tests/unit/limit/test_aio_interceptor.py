@@ -178,6 +178,19 @@ async def test_a_call_that_is_refused_when_it_starts_is_reported_at_once():
     assert limit.limiter.refused == dict.fromkeys(reasons, 1)
 
 
+async def test_the_error_of_a_call_that_is_refused_when_it_starts_keeps_no_frames():
+    _, begin = await slow_method()
+
+    async def serve():
+        with pytest.raises(grpc.aio.AbortError) as caught:
+            await (await begin()).unary_unary(b"x", Context(0.5))
+        return caught.value
+
+    error = await asyncio.create_task(serve())
+    await asyncio.sleep(0)  # the interceptor notices that the task has ended
+    assert error.__traceback__ is None
+
+
 async def test_a_method_that_was_slow_once_is_measured_again_after_a_second():
     """All its handlers may have been canceled at the same timeout, as if they took so long."""
     limit, begin = await slow_method()
