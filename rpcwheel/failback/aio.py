@@ -29,7 +29,7 @@ from .journaled import JournalStore
 from .queued_call import QueuedCall, SavedCall
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from rpcwheel.call.failback_policy import FailedCall
     from rpcwheel.call.failed_calls import FailedRpc
@@ -112,9 +112,9 @@ class FailbackInvoker(InvokerBase, AsyncClosing):
         store = self._journal
         return await _store(self._queue, store, store.failed_rpc(failed, error))
 
-    def _starters(self) -> tuple[Starter, Starter, Callable[[], bool]]:
+    def _starter(self) -> tuple[Starter, Callable[[], bool]]:
         loop = asyncio.get_running_loop()
-        return partial(_start, loop), partial(_give_up, loop), lambda: not loop.is_closed()
+        return partial(_start, loop), lambda: not loop.is_closed()
 
     async def flush(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109 - as for grpc
         """Make every queued call due now, and wait until no call is pending.
@@ -265,30 +265,18 @@ def _queued_call(saved: SavedCall, error: BaseException, started_ns: int) -> Que
     return QueuedCall(saved, error, started_ns, partial(_start, asyncio.get_running_loop()))
 
 
-def _give_up(loop: asyncio.AbstractEventLoop, attempt: Attempt) -> None:
-    _begin(loop, attempt, lambda: _failed(attempt, attempt.call.error))
-
-
 def _start(loop: asyncio.AbstractEventLoop, attempt: Attempt) -> None:
-    _begin(loop, attempt, lambda: _make(attempt))
-
-
-def _begin(
-    loop: asyncio.AbstractEventLoop, attempt: Attempt, step: Callable[[], Coroutine[Any, Any, None]]
-) -> None:
-    """Run a step of an attempt on its loop. If the loop is closed, now or later, it is lost."""
+    """Make an attempt on its loop. If the loop is closed, now or later, it is lost."""
     attempt.queue.on_loops = True
     if attempt.background is not None:
         attempt.background.is_lost = loop.is_closed
-    if not call_on_loop(loop, _start_task, loop, attempt, step):
+    if not call_on_loop(loop, _start_task, loop, attempt):
         attempt.loop_closed()
 
 
-def _start_task(
-    loop: asyncio.AbstractEventLoop, attempt: Attempt, step: Callable[[], Coroutine[Any, Any, None]]
-) -> None:
+def _start_task(loop: asyncio.AbstractEventLoop, attempt: Attempt) -> None:
     name = f"retry of {attempt.call.label}"
-    task = loop.create_task(step(), name=name, context=attempt.context())
+    task = loop.create_task(_make(attempt), name=name, context=attempt.context())
     attempt.task = task
     task.add_done_callback(partial(_on_task_done, attempt))
     if attempt.background is not None:
@@ -306,10 +294,14 @@ def _on_task_done(attempt: Attempt, task: asyncio.Task[None]) -> None:
 
 
 async def _make(attempt: Attempt) -> None:
+    call = attempt.call
+    if call.reason:
+        await _failed(attempt, call.error)
+        return
     if not attempt.begin():
         return
     try:
-        result = attempt.call.saved()
+        result = call.saved()
         if inspect.isawaitable(result):
             await result
     except asyncio.CancelledError as error:

@@ -163,13 +163,13 @@ class InvokerBase:
         Raises:
             RuntimeError: It is of `grpc.aio`, and no event loop is running.
         """
-        start, give_up, is_alive = self._starters()
-        route = CallRoute(target, make, start, give_up, lambda: is_open() and is_alive(), covers)
+        start, is_alive = self._starter()
+        route = CallRoute(target, make, start, lambda: is_open() and is_alive(), covers)
         self._journal.add_route(route)
         return route
 
-    def _starters(self) -> tuple[Starter, Starter, Callable[[], bool]]:
-        """Return the `start` and `give_up` of routes, and whether their event loop still runs."""
+    def _starter(self) -> tuple[Starter, Callable[[], bool]]:
+        """Return the `start` of routes, and whether their event loop still runs."""
         raise NotImplementedError
 
     def start(self) -> None:

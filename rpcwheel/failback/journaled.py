@@ -561,7 +561,6 @@ class JournalStore(Store):
             worker=self.lease.worker,
             expires_ns=now_ns + to_ns(stored.expires_s),
             is_open=route.is_open,
-            give_up=route.give_up if reason else None,
             retry_on=retry_on,
         )
 

@@ -369,18 +369,18 @@ class FailbackQueue:
 
     def adopt(self, call: QueuedCall, delay_ns: int) -> None:
         """Attempt a call that was taken from a journal when it is due, or give it up now."""
-        background = None if call.give_up is None else BACKGROUND.begin_call()
+        background = BACKGROUND.begin_call() if call.reason else None
         with self.calls.lock:
             if self.calls.closed:
                 call.leave()
                 self.store.give_back(call)
                 return
             self.calls.add(call)
-            if call.give_up is not None:
+            if call.reason:
                 call.state = QueuedCallState.RUNNING
                 call.attempt = Attempt(self, call, background)
-        if call.give_up is not None:
-            call.give_up(call.attempt)
+        if call.reason:
+            call.start(call.attempt)
         elif delay_ns <= 0:
             self.start_attempt(call)
         else:

@@ -133,7 +133,8 @@ class QueuedCall:
     started_ns: int
     """When the first attempt began."""
     start: Callable[[Any], None] = field(repr=False)
-    """Starts an `Attempt` on a worker or loop, from any thread, and returns at once."""
+    """Starts an `Attempt` on a worker or loop, from any thread, and returns at once. If the call
+    has a `reason`, the attempt is only reported as failed there, where the hook can run."""
     attempts: int = 1
     """Attempts begun, the first one included, without those that do not count."""
     deliveries: int = 0
@@ -147,7 +148,7 @@ class QueuedCall:
     outcome: str | None = None
     """The counter of `FailbackStats` for how the call ends, once that is decided."""
     reason: str = ""
-    """Why there is no further attempt, once that is decided."""
+    """Why there is no further attempt, once that is decided; perhaps when it was taken."""
     timeout: Timeout | None = None
     """Starts the next attempt; None if no timeout is pending."""
     is_ready: bool = False
@@ -160,9 +161,6 @@ class QueuedCall:
     """The call in the journal from which it was taken."""
     worker: str = ""
     """The name under which it was taken."""
-    give_up: Callable[[Any], None] | None = field(default=None, repr=False)
-    """If it is to be given up, as its `reason` says: reports an `Attempt` as failed where the
-    `dead_letter` hook can run, from any thread. None: it is attempted."""
     expires_ns: int = NEVER
     """When the journal's `max_age` ends."""
     is_open: Callable[[], bool] = field(default=lambda: True, repr=False)

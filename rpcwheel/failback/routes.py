@@ -31,8 +31,6 @@ class CallRoute:
     make: MakeCall
     start: Callable[[Any], None]
     """Starts an attempt; as `QueuedCall.start`."""
-    give_up: Callable[[Any], None]
-    """As `QueuedCall.give_up`."""
     is_open: Callable[[], bool] = lambda: True
     """Whether calls can still be made."""
     covers: Callable[[str], bool] = lambda _: True

@@ -125,8 +125,8 @@ class FailbackInvoker(InvokerBase, Closing):
         """Store a failed gRPC call in the journal; the results are those of `enqueue`. Blocks."""
         return self._queue.enqueue(self._journal.failed_rpc(failed, error))
 
-    def _starters(self) -> tuple[Starter, Starter, Callable[[], bool]]:
-        return _start, _give_up, lambda: True
+    def _starter(self) -> tuple[Starter, Callable[[], bool]]:
+        return _start, lambda: True
 
     def _follow_awaitable(self, result: Any, call: SavedCall, started_ns: int) -> Any:
         """Raise an error: the function has returned an awaitable. Called by `invoke`."""
@@ -298,10 +298,6 @@ def _enqueue(
     return queue.enqueue(QueuedCall(call, error, started_ns, _start))
 
 
-def _give_up(attempt: Attempt) -> None:
-    _submit(attempt, partial(_failed, attempt, attempt.call.error))
-
-
 def _start(attempt: Attempt) -> None:
     _submit(attempt, partial(_make, attempt))
 
@@ -316,9 +312,12 @@ def _submit(attempt: Attempt, step: Callable[[], None]) -> None:
 
 
 def _make(attempt: Attempt) -> None:
+    call = attempt.call
+    if call.reason:
+        _failed(attempt, call.error)
+        return
     if not attempt.begin():
         return
-    call = attempt.call
     try:
         result = call.saved()
     except BaseException as error:  # noqa: BLE001 - the queue reports it

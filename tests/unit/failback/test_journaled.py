@@ -128,6 +128,6 @@ def test_a_call_that_was_taken_has_its_requests_in_the_memory_once(invoker):
         1, "push", "shop", "/a/B", "k", body, 0.0, 1.0, 60.0, 1, "", None, CallState.TAKEN
     )
     make = lambda stored, body: (print, body.requests, {})  # noqa: E731
-    call = store._taken_call(stored, CallRoute("shop", make, Mock(), Mock()))
+    call = store._taken_call(stored, CallRoute("shop", make, Mock()))
     assert call.saved.args == (b"order",)
     assert call.stored.body == b""

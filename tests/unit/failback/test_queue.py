@@ -20,7 +20,7 @@ from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.errors import FailbackClosed, FailbackFull, TooManyTimeouts
 from rpcwheel.events import ExecutorRejected, FailbackLost, FailbackRejected
 from rpcwheel.failback import FailbackPolicy, FailbackStats
-from rpcwheel.failback.aio import _give_up
+from rpcwheel.failback.aio import _start
 from rpcwheel.failback.queue import Attempt, FailbackQueue
 from rpcwheel.failback.queued_call import QueuedCall, QueuedCallState, SavedCall
 from rpcwheel.timer import ManualTimer, WheelTimer
@@ -310,8 +310,8 @@ def test_the_timers_task_names_the_call(queue):
 
 def test_a_call_whose_loop_is_closed_before_it_is_given_up_is_lost(queue):
     loop = asyncio.new_event_loop()
-    saved, give_up = SavedCall.save(push, (), {}), functools.partial(_give_up, loop)
-    queue.adopt(QueuedCall(saved, GONE, 0, queue.start, reason="too old", give_up=give_up), 0)
+    saved, start = SavedCall.save(push, (), {}), functools.partial(_start, loop)
+    queue.adopt(QueuedCall(saved, GONE, 0, start, reason="too old"), 0)
     loop.close()
     queue.begin_flush(None)
     wait_until(lambda: queue.counts(lost=1, pending=0))
