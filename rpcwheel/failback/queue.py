@@ -615,7 +615,7 @@ class FailbackQueue:
 class Attempt:
     """One attempt of a call. Its result may come after the call has ended, as by `close`."""
 
-    __slots__ = ("_began_ns", "_pacer", "_span", "background", "call", "queue", "task")
+    __slots__ = ("_began_ns", "_outcome", "_pacer", "_span", "background", "call", "queue", "task")
 
     def __init__(
         self,
@@ -639,6 +639,8 @@ class Attempt:
         self.background = background
         self._pacer = pacer
         self._began_ns = began_ns
+        self._outcome = Outcome.UNKNOWN
+        """What its pacer gets."""
         self._span: Any = None
         self.task: Any = None
         """Its task or that of the dead-letter hook: an event loop itself keeps a weak reference."""
@@ -674,8 +676,9 @@ class Attempt:
         """Deliver the call, perhaps after `close` has reported it as lost."""
         queue, call = self.queue, self.call
         waited_s = (queue.now_ns() - call.started_ns) / 1e9
-        with self._ended(Outcome.DELIVERED) as ended:
-            tracing.set_outcome(ended.span, "delivered")
+        self._outcome = Outcome.DELIVERED
+        with self._ended() as span:
+            tracing.set_outcome(span, "delivered")
             emit(FailbackDelivered(queue.name, call.label, call.attempts, waited_s))
             queue.end(call, "redelivered")
 
@@ -687,16 +690,14 @@ class Attempt:
         """
         queue, call, hook = self.queue, self.call, self.queue.policy.dead_letter
         now_ns = queue.now_ns()
-        with self._ended() as ended:
-            span = ended.span
+        with self._ended() as span:
             tracing.set_outcome(span, "failed", error)  # now: the frames of the error are freed
-            outcome = Outcome.of_failure(code_of(error))
             is_closing = queue.calls.closed
             shows_server_state = not was_ended_here(call, error, is_closing=is_closing)
             counts = counts_as_attempt(call, error, is_closing=is_closing)
             stop = queue.wait_again(call, error, now_ns, counts=counts)
             if shows_server_state and stop in (None, NO_ATTEMPTS_LEFT):
-                ended.outcome = outcome
+                self._outcome = Outcome.of_failure(code_of(error))
             if stop is None or not queue.decide_end(call, "gave_up", stop.reason, error):
                 return None
             tracing.set_outcome(span, "gave_up", reason=stop.reason)
@@ -727,8 +728,8 @@ class Attempt:
 
     def lost(self, reason: str) -> None:
         """End the attempt because it can run nowhere any more."""
-        with self._ended() as ended:
-            tracing.set_outcome(ended.span, "lost", reason=reason)
+        with self._ended() as span:
+            tracing.set_outcome(span, "lost", reason=reason)
             self.queue.lose(self.call, reason)
 
     def loop_closed(self) -> None:
@@ -736,30 +737,23 @@ class Attempt:
         EXECUTOR.submit(self.queue, partial(self.lost, LOOP_CLOSED))
 
     @contextlib.contextmanager
-    def _ended(self, outcome: Outcome = Outcome.UNKNOWN) -> Iterator[_Ended]:
-        """End the attempt when the consequences of its result are complete. Idempotent."""
+    def _ended(self) -> Iterator[Any]:
+        """End the attempt when the consequences of its result are complete. Idempotent.
+
+        Gives its span.
+        """
         background, self.background = self.background, None
         pacer, self._pacer = self._pacer, None
         span, self._span = self._span, None
         if self.call.attempt is self:
             self.call.attempt = None
-        ended = _Ended(span, outcome)
         try:
-            yield ended
+            yield span
         finally:
             tracing.end(span)
             BACKGROUND.end_call(background)
             if pacer is not None:
-                pacer.ended(self._began_ns, ended.outcome)
-
-
-@dataclass(slots=True)
-class _Ended:
-    """An attempt that ends."""
-
-    span: Any
-    outcome: Outcome
-    """The outcome, which the pacing of the target uses."""
+                pacer.ended(self._began_ns, self._outcome)
 
 
 def _drop_frames(error: BaseException, *, with_context: bool = True) -> None:
