@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rpcwheel._concurrency.executor import SerialExecutor, reset_after_fork
 from rpcwheel.errors import (
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .backend import JournalBackend, NewCall, Result, Route, StoredCall
+
+    _Append: TypeAlias = tuple[NewCall, int, Future[int]]
+    """A call to be stored, the limit of its queue, and the result."""
 
 MAX_BATCH: Final = 1000
 """Calls, or results, in one transaction. `PAGE_BYTES` of calls are enough for one, too."""
@@ -117,7 +120,7 @@ class Journal:
         self._holders: set[str] = set()
         """Workers that may have calls."""
         self._worker = SerialExecutor()
-        self._appends: deque[tuple[NewCall, int, Future[int]]] = deque()
+        self._appends: deque[_Append] = deque()
         self._results: deque[tuple[str, Result]] = deque()
         self._storing = 0  # how many results the request that runs stores
         self._repeated: set[int] = set()  # results that the engine may have stored already
@@ -175,7 +178,10 @@ class Journal:
         is_alone = self.backend.is_file and not self._appends
         if (not can_wait or is_alone) and lock.acquire(blocking=not can_wait):
             try:
-                return self._append_one(call, limit)
+                future: Future[int] = Future()
+                self.counts.refresh(call.queue, limit)
+                self._append_batch([(call, limit, future)])
+                return future.result()
             finally:
                 lock.release()
         return self.wait_until_stored(self.append(call, limit), self.url.timeout_s)
@@ -185,22 +191,6 @@ class Journal:
         if is_begun:
             return JournalOutcomeUnknown(f"{text}; it is not known whether the call will be stored")
         return JournalUnavailable(text)
-
-    def _append_one(self, call: NewCall, limit: int) -> int:
-        """Store a call. The caller has the lock."""
-        self.counts.refresh(call.queue, limit)
-        if self.counts.of(call.queue) >= limit:
-            raise self._full(call, limit)
-        try:
-            (number,) = self.backend.append([call])
-        except JournalError as error:
-            self.outage.failed(error)
-            raise
-        except Exception as error:
-            raise self._append_failed(error) from error
-        self.outage.succeeded()
-        self.counts.added(call.queue)
-        return number
 
     def _write(self) -> None:
         """Store a batch of calls, and all results. Each `append` submits it once.
@@ -216,46 +206,47 @@ class Journal:
 
     def _write_batch(self) -> None:
         """Store the calls that have waited longest. The caller has the lock."""
-        batch: list[tuple[NewCall, Future[int]]] = []
-        adding: Counter[str] = Counter()
+        batch: list[_Append] = []
         size = 0
         if self._appends:
             call, limit, _ = self._appends[0]
             self.counts.refresh(call.queue, limit)
         while self._appends and len(batch) < MAX_BATCH and size < PAGE_BYTES:
-            call, limit, future = self._appends.popleft()
-            if not future.set_running_or_notify_cancel():
-                continue
-            if self.counts.of(call.queue) + adding[call.queue] >= limit:
-                future.set_exception(self._full(call, limit))
-            else:
-                adding[call.queue] += 1
-                batch.append((call, future))
-                size += len(call.body)
+            append = self._appends.popleft()
+            if append[2].set_running_or_notify_cancel():
+                batch.append(append)
+                size += len(append[0].body)
         self._append_batch(batch)
 
-    def _append_batch(self, batch: list[tuple[NewCall, Future[int]]]) -> None:
-        if not batch:
+    def _append_batch(self, batch: list[_Append]) -> None:
+        """Store calls, except those that are too many. The caller has the lock."""
+        adding: Counter[str] = Counter()
+        fitting: list[_Append] = []
+        for call, limit, future in batch:
+            if self.counts.of(call.queue) + adding[call.queue] >= limit:
+                full = f"{self.url} has max_pending ({limit}) calls of {call.queue!r}"
+                future.set_exception(JournalFull(full))
+            else:
+                adding[call.queue] += 1
+                fitting.append((call, limit, future))
+        if not fitting:
             return
         self._lock.restart()
         try:
-            ids = self.backend.append([call for call, _ in batch])
+            ids = self.backend.append([call for call, _, _ in fitting])
         except Exception as error:  # noqa: BLE001 - each caller gets it
-            if len(batch) > 1 and not isinstance(error, JournalUnavailable):
-                for item in batch:  # one of them may be too large, or have a refused value
-                    self._append_batch([item])
+            if len(fitting) > 1 and not isinstance(error, JournalUnavailable):
+                for append in fitting:  # one of them may be too large, or have a refused value
+                    self._append_batch([append])
                 return
             refusal = self._append_failed(error)
-            for _, future in batch:
+            for _, _, future in fitting:
                 future.set_exception(refusal)
             return
         self.outage.succeeded()
-        for (call, future), number in zip(batch, ids, strict=True):
+        for (call, _, future), number in zip(fitting, ids, strict=True):
             self.counts.added(call.queue)
             future.set_result(number)
-
-    def _full(self, call: NewCall, limit: int) -> JournalFull:
-        return JournalFull(f"{self.url} has max_pending ({limit}) calls of {call.queue!r}")
 
     def _append_failed(self, error: Exception) -> JournalError:
         """Note that calls could not be stored, and return the error of their callers."""
