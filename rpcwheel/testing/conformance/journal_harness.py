@@ -17,7 +17,7 @@ from rpcwheel.testing.waiting import wait_until
 from .registry_harness import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
 HOUR_S: Final = 3600.0
 """The seconds of a lease or a delay that does not end during a check."""
@@ -112,18 +112,13 @@ class JournalHarness:
         return Route(self.queue if queue is None else queue, target, limit)
 
     def take(
-        self,
-        backend: JournalBackend,
-        worker: str,
-        *routes: Route,
-        lease_s: float = HOUR_S,
-        within_s: float = 0.0,
+        self, backend: JournalBackend, worker: str, *routes: Route, lease_s: float = HOUR_S
     ) -> list[StoredCall]:
-        """Take the calls of these routes that are due within `within_s`.
+        """Take the calls of these routes that are due.
 
         Without routes: those of this check's queue to `TARGET`.
         """
-        return backend.take(worker, lease_s, routes or [self.route()], within_s)
+        return backend.take(worker, lease_s, routes or [self.route()], 0.0)
 
     def expect_taken(
         self,
@@ -132,10 +127,9 @@ class JournalHarness:
         *wanted: int,
         routes: Sequence[Route] = (),
         lease_s: float = HOUR_S,
-        within_s: float = 0.0,
     ) -> list[StoredCall]:
         """Take calls; check that they are those with the ids `wanted`, in this order."""
-        taken = self.take(backend, worker, *routes, lease_s=lease_s, within_s=within_s)
+        taken = self.take(backend, worker, *routes, lease_s=lease_s)
         require(
             [call.id for call in taken] == list(wanted),
             f"take must return the calls {list(wanted)}, not {[call.id for call in taken]}",
@@ -146,9 +140,7 @@ class JournalHarness:
             )
         return taken
 
-    def wait_until_taken(
-        self, backend: JournalBackend, worker: str, *wanted: int, lease_s: float = HOUR_S
-    ) -> None:
+    def wait_until_taken(self, backend: JournalBackend, worker: str, *wanted: int) -> None:
         """Take repeatedly until a worker has the calls with the ids `wanted`, and no others.
 
         For calls that become ready when the lease of another worker ends.
@@ -156,7 +148,7 @@ class JournalHarness:
         taken: list[int] = []
 
         def look() -> bool:
-            taken.extend(call.id for call in self.take(backend, worker, lease_s=lease_s))
+            taken.extend(call.id for call in self.take(backend, worker))
             return len(taken) >= len(wanted)
 
         wait(look, lambda: f"the calls {list(wanted)} must be taken over, but only {taken} were")
@@ -181,16 +173,13 @@ class JournalHarness:
         )
         backend.delete(Filter(ids=(call_id,)))
 
-    def stored_calls(
-        self, backend: JournalBackend, ids: Iterable[int] | None = None
-    ) -> list[StoredCall]:
-        """Return the stored calls of this check, or those with these ids."""
-        wanted = None if ids is None else tuple(ids)
-        return backend.select(Filter(queue=self.queue, ids=wanted), limit=MANY)
+    def stored_calls(self, backend: JournalBackend) -> list[StoredCall]:
+        """Return the stored calls of this check."""
+        return backend.select(Filter(queue=self.queue), limit=MANY)
 
     def stored_call(self, backend: JournalBackend, call_id: int) -> StoredCall:
         """Return the stored call with this id."""
-        calls = self.stored_calls(backend, [call_id])
+        calls = backend.select(Filter(queue=self.queue, ids=(call_id,)))
         require(
             [call.id for call in calls] == [call_id],
             f"select must find the stored call {call_id}, not {calls}",
