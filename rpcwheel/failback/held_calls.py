@@ -124,13 +124,6 @@ class HeldCalls:
             timeout.cancel()
         return True
 
-    def forget(self, calls: list[QueuedCall]) -> None:
-        """Take calls out that a journal has, or gets back in another way."""
-        with self.lock:
-            for call in calls:
-                self.remove(call)
-        self.notify_if_empty()
-
     def in_state(self, state: QueuedCallState) -> list[QueuedCall]:
         """List the calls in a state."""
         with self.lock:

@@ -665,7 +665,9 @@ class Attempt:
         """
         queue, call = self.queue, self.call
         if not queue.store.may_attempt(call):
-            queue.calls.forget([call])
+            with queue.calls.lock:
+                queue.calls.remove(call)
+            queue.calls.notify_if_empty()
         if call.state is QueuedCallState.DONE:
             with self._ended():
                 return False
