@@ -193,14 +193,7 @@ async def _wait_done(done: Future[None], seconds: float) -> bool:
 
 
 def follow(queue: FailbackQueue, begun: object, call: SavedCall, started_ns: int) -> Awaitable[Any]:
-    """Get an awaitable for the result of a call that has begun: a task, if a loop is running.
-
-    Args:
-        queue: Takes the call if it fails.
-        begun: What the function returned.
-        call: The call, saved.
-        started_ns: When it began.
-    """
+    """Get an awaitable for the result of a call that has begun: a task, if a loop is running."""
     result = _first_result(queue, lambda: begun, lambda: call, started_ns)
     loop = running_loop()
     return result if loop is None else loop.create_task(result)

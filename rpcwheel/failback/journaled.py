@@ -113,13 +113,7 @@ class Lease:
     def __init__(
         self, journal: Journal, queue: str, on_late: Callable[[list[int]], object]
     ) -> None:
-        """Begin without a call.
-
-        Args:
-            journal: The journal.
-            queue: The name of the queue.
-            on_late: Called with the ids of calls whose results came after the end of a lease.
-        """
+        """Begin without a call; `on_late` as in `Journal.add_worker`."""
         self._journal = journal
         self._queue = queue
         self._on_late = on_late
@@ -273,12 +267,7 @@ class JournalStore(Store):
     durable: ClassVar[bool] = True
 
     def __init__(self, policy: FailbackPolicy, queue: PacedQueue, timeouts: Timeouts) -> None:
-        """Open the journal; it connects when the first call is appended or taken.
-
-        Raises:
-            ConfigurationError: The URL is not valid.
-            ExtraMissing: A package that the journal needs is not installed.
-        """
+        """Open the journal; it connects when the first call is appended or taken."""
         super().__init__(queue.calls, policy.capacity)
         self._policy = policy
         self._name = queue.name

@@ -67,12 +67,6 @@ class Pacer:
     """
 
     def __init__(self, pacing: Pacing, timeouts: Timeouts) -> None:
-        """Begin without a call.
-
-        Args:
-            pacing: Says when attempts begin.
-            timeouts: For calls that begin later.
-        """
         self._pacing = pacing
         self._timeouts = timeouts
         self._lock = threading.RLock()  # a finalizer may make a call that fails

@@ -225,13 +225,7 @@ class Pacing:
             this.last_begun_ns = now_ns
 
     def ended(self, began_ns: int, now_ns: int, outcome: Outcome) -> None:
-        """Note that an attempt has ended.
-
-        Args:
-            began_ns: When it had begun.
-            now_ns: Now.
-            outcome: Its result.
-        """
+        """Note that an attempt has ended."""
         self.in_flight -= 1
         self._last_ns = now_ns
         is_failure = outcome in (Outcome.REFUSED, Outcome.BUSY, Outcome.FAILED)

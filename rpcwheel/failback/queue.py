@@ -159,16 +159,9 @@ class FailbackQueue:
     """
 
     def __init__(self, policy: FailbackPolicy, timer: Timer | None) -> None:
-        """Make an empty queue. A journal is connected when its first call is appended or taken.
+        """Make an empty queue, as `InvokerBase` says.
 
-        Args:
-            policy: Which errors are retried, and how.
-            timer: Any rpcwheel timer; None takes `shared_timer()` when the first call is queued.
-
-        Raises:
-            ConfigurationError: The URL of the journal is not valid.
-            ExtraMissing: A package that the journal needs is not installed.
-            TypeError: `policy` is not a FailbackPolicy, or `timer` is not a timer.
+        A journal is connected when its first call is appended or taken.
         """
         checked_policy: object = policy
         if not isinstance(checked_policy, FailbackPolicy):
@@ -406,11 +399,6 @@ class FailbackQueue:
         """Start an attempt of a call if it waits for one. Any thread; does not block.
 
         If the process may begin no background call any more, `end_at_exit` reports the call.
-
-        Args:
-            call: The call.
-            pacer: Gets the end of the attempt.
-            began_ns: When it has let the attempt begin.
         """
         if not self.store.may_attempt(call):
             return False
@@ -436,14 +424,7 @@ class FailbackQueue:
     def wait_again(
         self, call: QueuedCall, error: BaseException, now_ns: int, *, counts: bool
     ) -> Stop | None:
-        """Let a call wait for its next attempt, or say why not. None also if it has ended.
-
-        Args:
-            call: The call.
-            error: How its attempt has failed.
-            now_ns: When it has failed.
-            counts: Whether the attempt counts.
-        """
+        """Let a call wait for its next attempt, or say why not. None also if it has ended."""
         if not counts:
             with self.calls.lock:
                 call.uncount_attempt()
@@ -625,15 +606,7 @@ class Attempt:
         pacer: Pacer | None = None,
         began_ns: int = 0,
     ) -> None:
-        """Begin an attempt.
-
-        Args:
-            queue: The queue of the call.
-            call: The call.
-            background: The attempt, for the exit of the process.
-            pacer: What has let it begin; None: the call is given up without an attempt.
-            began_ns: When that was.
-        """
+        """Begin an attempt that a pacer has let begin; None: the call is given up without one."""
         self.queue = queue
         self.call = call
         self.background = background

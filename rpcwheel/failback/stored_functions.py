@@ -45,11 +45,7 @@ class FunctionCodec:
     """Writes and reads the arguments of one function."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
-        """Look at the function's signature.
-
-        Args:
-            function: The function.
-            name: The name under which its calls are stored.
+        """Look at the signature of a function, whose calls are stored under the name.
 
         Raises:
             ConfigurationError: It is a method, or the type of a parameter cannot be written as

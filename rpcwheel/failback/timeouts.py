@@ -22,14 +22,7 @@ class Timeouts:
     """Calls functions later, on the timer of the user or on `shared_timer()`. Thread-safe."""
 
     def __init__(self, timer: Timer | None) -> None:
-        """Set nothing yet.
-
-        Args:
-            timer: Any rpcwheel timer; None takes `shared_timer()` when it is first needed.
-
-        Raises:
-            TypeError: It is not a timer.
-        """
+        """Set nothing yet; None takes `shared_timer()` when it is first needed."""
         self.timer = checked_timer(timer)
         self.now_ns = clock_of(timer)
         self.is_manual = isinstance(timer, ManualTimer)

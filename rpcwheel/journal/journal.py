@@ -89,16 +89,7 @@ class Journal:
     """
 
     def __init__(self, url: str, timer: ManualTimer | None = None) -> None:
-        """Check the URL; connects when it is used.
-
-        Args:
-            url: The URL.
-            timer: The clock of a journal in SQLite, for tests.
-
-        Raises:
-            ConfigurationError: The URL is not valid.
-            ExtraMissing: A package is not installed.
-        """
+        """Check the URL, as `open_journal`; connects when it is used."""
         self.url = parse_journal_url(url)
         self.backend: JournalBackend = open_journal_backend(self.url, timer=timer)
         self._key = url, timer
@@ -129,11 +120,7 @@ class Journal:
     # --- Calls ---
 
     def append(self, call: NewCall, limit: int) -> Future[int]:
-        """Store a call on a worker thread.
-
-        Args:
-            call: The call.
-            limit: The largest number of calls of its queue that may be stored.
+        """Store a call on a worker thread, unless its queue has `limit` calls.
 
         Returns:
             For `wait_until_stored`: its id when it is durable, or an error.
@@ -259,12 +246,9 @@ class Journal:
     # --- Workers ---
 
     def add_worker(self, worker: str, queue: str, on_late: Callable[[list[int]], object]) -> None:
-        """Add a worker.
+        """Add a worker of a queue.
 
-        Args:
-            worker: Its name.
-            queue: The name of its queue.
-            on_late: Called with the ids of calls whose results came after its lease had ended.
+        `on_late` is called with the ids of calls whose results came after its lease had ended.
         """
         self._workers[worker] = queue, on_late
 

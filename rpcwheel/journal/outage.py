@@ -19,13 +19,7 @@ class Outage:
     def __init__(
         self, url: str, now_ns: Callable[[], int], unstored_results: Callable[[], int]
     ) -> None:
-        """Begin without a failure.
-
-        Args:
-            url: The URL of the journal, for the events.
-            now_ns: The clock.
-            unstored_results: How many results wait for the engine.
-        """
+        """Begin without a failure; events have the URL, and how many results wait."""
         self._url = url
         self._now_ns = now_ns
         self._unstored_results = unstored_results

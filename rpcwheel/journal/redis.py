@@ -357,11 +357,7 @@ class RedisJournal(JournalBackend):
 
 
 def _options_of(url: JournalUrl) -> dict[str, Any]:
-    """Return the arguments of `redis.Redis` for a URL.
-
-    Raises:
-        ConfigurationError: The URL makes no sense for Redis.
-    """
+    """Return the arguments of `redis.Redis`, or raise ConfigurationError for the URL."""
     is_tls = url.scheme == "rediss"
     url.check_options("db", "namespace", *(("ca", "cert", "key") if is_tls else ()))
     try:
