@@ -39,7 +39,7 @@ from .invoker import checked_queues
 from .journaled import JournalStore
 from .pacer import Pacers
 from .stored_calls import StoredCalls
-from .sync import FailbackInvoker, close_all
+from .sync import CANCEL_TIMEOUT_S, FailbackInvoker, close_all
 from .timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -568,13 +568,13 @@ def _close_queues(
         for target, channel in channels.items():
             run_callback(target, channel.close)
         if loop is not None:
-            loop.cancel_tasks()
+            loop.stop()
 
     try:
         close_all(invokers, grace, cancel)
     finally:  # also after Ctrl-C
         if loop is not None:
-            loop.stop()
+            loop.join()
         if journal is not None:
             journal.close()
 
@@ -610,11 +610,8 @@ class _LoopThread:
         self._thread.start()
 
     def _run(self) -> None:
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
 
     def call(self, function: Callable[[], object]) -> None:
         """Call a function on the loop, and wait until it has returned."""
@@ -624,16 +621,10 @@ class _LoopThread:
 
         asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
-    def cancel_tasks(self) -> None:
-        """Cancel all tasks. Does not wait for their ends."""
-
-        def cancel() -> None:
-            for task in asyncio.all_tasks(self._loop):
-                task.cancel()
-
-        call_on_loop(self._loop, cancel)
-
     def stop(self) -> None:
-        """End the loop and its thread."""
+        """Cancel all tasks, and end the loop when they have ended. Does not wait."""
         call_on_loop(self._loop, self._loop.stop)
-        self._thread.join(STOP_TIMEOUT_S)
+
+    def join(self) -> None:
+        """Wait for the end of the thread, unless a task does not end."""
+        self._thread.join(CANCEL_TIMEOUT_S)
