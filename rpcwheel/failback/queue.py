@@ -458,17 +458,17 @@ class FailbackQueue:
 
     def lose(self, call: QueuedCall, reason: str) -> None:
         """End a call because its attempts can run nowhere any more."""
+        now_ns, lost = self.now_ns(), []
         with self.calls.lock:
             if call.state in (QueuedCallState.ENDING, QueuedCallState.DONE):
                 return
-            is_lost = not self._give_back(call)
-            if is_lost:
-                self.decide_end(call, "lost", reason, call.error)
-        if is_lost:
-            _report_lost(self.name, [call], reason, self.now_ns())
-            self.end(call, "lost")
-        else:
-            self.calls.notify_if_empty()
+            if not self._give_back(call):
+                self._remove(call, "lost")
+                lost.append(call)
+                if self.calls.closed:
+                    self._to_return.append((call, now_ns, reason))
+        _report_lost(self.name, lost, reason, now_ns)
+        self.calls.notify_if_empty()
 
     def end_lost_attempts(self) -> None:
         """End attempts whose event loop was closed, on a worker. Any thread; does not block."""
@@ -481,15 +481,13 @@ class FailbackQueue:
             if attempt is not None and is_lost is not None and is_lost():
                 attempt.loop_closed()
 
-    def decide_end(self, call: QueuedCall, outcome: str, reason: str, error: BaseException) -> bool:
+    def give_up(self, call: QueuedCall, reason: str, error: BaseException) -> bool:
         """Make no further attempt; the call is pending until `end`. False if it has ended."""
-        has_hook = outcome == "gave_up" and self.policy.dead_letter is not None
         with self.calls.lock:
             if call.state in (QueuedCallState.ENDING, QueuedCallState.DONE):
                 return False
-            call.state, call.outcome, call.error = QueuedCallState.ENDING, outcome, error
-            call.reason = reason
-            if self.calls.closed and not has_hook:
+            call.state, call.error, call.reason = QueuedCallState.ENDING, error, reason
+            if self.calls.closed and self.policy.dead_letter is None:
                 self._to_return.append((call, self.now_ns(), reason))
             return True
 
@@ -565,15 +563,16 @@ class FailbackQueue:
         now_ns = self.now_ns()
         with self.calls.lock:
             ended, self._to_return = self._to_return, []
-            left = [call for call in self.calls if call.outcome is None]
-            lost = [] if self.durable else left
+            lost = [] if self.durable else list(self.calls)
             waiting = [call for call in lost if call.state is QueuedCallState.WAITING]
             running = [call for call in lost if call.state is QueuedCallState.RUNNING]
             for call in self.calls:
-                if call.outcome is None and self.durable:
+                if call.state is QueuedCallState.ENDING:
+                    self._remove(call, "gave_up")
+                elif self.durable:
                     self.calls.remove(call)
                 else:
-                    self._remove(call, call.outcome or "lost")
+                    self._remove(call, "lost")
         self.calls.notify_if_empty()
         self.store.close(at_exit=at_exit)
         return [
@@ -673,7 +672,7 @@ class Attempt:
             stop = queue.wait_again(call, error, now_ns, counts=counts)
             if shows_server_state and stop in (None, NO_ATTEMPTS_LEFT):
                 self._outcome = Outcome.of_failure(code_of(error))
-            if stop is None or not queue.decide_end(call, "gave_up", stop.reason, error):
+            if stop is None or not queue.give_up(call, stop.reason, error):
                 return None
             tracing.set_outcome(span, "gave_up", reason=stop.reason)
             failed = call.failed_call(now_ns, stop.reason)

@@ -145,8 +145,6 @@ class QueuedCall:
     next_attempt_ns: int = 0
     """When the next attempt is due, while WAITING."""
     state: QueuedCallState = QueuedCallState.WAITING
-    outcome: str | None = None
-    """The counter of `FailbackStats` for how the call ends, once that is decided."""
     reason: str = ""
     """Why there is no further attempt, once that is decided; perhaps when it was taken."""
     timeout: Timeout | None = None
