@@ -107,11 +107,7 @@ class InvokerBase:
 
     @property
     def _journal(self) -> JournalStore:
-        """The store of the queue.
-
-        Raises:
-            TypeError: It is the memory.
-        """
+        """The store of the queue; TypeError if it is the memory."""
         if not isinstance(self._queue.store, JournalStore):
             raise TypeError(f"{self._queue.name}: its policy has no journal")
         return self._queue.store

@@ -247,11 +247,7 @@ class FailbackQueue:
         return self.end_enqueue(call, delay_ns, partial(self.store.append, call, delay_ns))
 
     def first_delay_ns(self, call: QueuedCall) -> int | None:
-        """Decide how long a call waits for its second attempt; None if it is not queued.
-
-        Raises:
-            Exception: A predicate, wait or stop object of the user's raised it.
-        """
+        """Decide how long a call waits for its second attempt; None if it is not queued."""
         now_ns = self.now_ns()
         try:
             delay_ns = self._rules.next_delay_ns(call, call.error, now_ns, self.calls.closes_at_ns)
@@ -760,11 +756,7 @@ def _report_lost(queue: str, calls: list[QueuedCall], reason: str, now_ns: int) 
 
 
 def refuse_inside(queue: FailbackQueue, action: str) -> None:
-    """Check that an action is not called inside an attempt of a queue.
-
-    Raises:
-        RuntimeError: It is, and would wait for itself.
-    """
+    """Raise RuntimeError if an action is called inside an attempt of a queue."""
     if _QUEUE.get() is queue:
         raise RuntimeError(
             f"{queue.name}: {action} inside an attempt of this queue would wait for itself"

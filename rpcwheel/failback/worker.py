@@ -503,11 +503,7 @@ class JournalWorker:
 
 
 def _queue_of(invoker: Any) -> tuple[FailbackQueue, JournalStore]:
-    """Return the queue of an invoker, and its store.
-
-    Raises:
-        TypeError: It has no journal, or it is no invoker.
-    """
+    """Return the queue of an invoker, and its store; TypeError without a journal."""
     queue: FailbackQueue | None = getattr(invoker, "_queue", None)
     store = None if queue is None else queue.store
     if queue is None or not isinstance(store, JournalStore):
@@ -516,22 +512,14 @@ def _queue_of(invoker: Any) -> tuple[FailbackQueue, JournalStore]:
 
 
 def _names(setting: str, names: Iterable[str] | None) -> frozenset[str] | None:
-    """Return names that the user gave.
-
-    Raises:
-        TypeError: It is one string, which would select the queues of its letters.
-    """
+    """Return names that the user gave, but refuse a string, which would select its letters."""
     if isinstance(names, str):
         raise TypeError(f"{setting} must be a list of names, such as [{names!r}], not {names!r}")
     return None if names is None else frozenset(names)
 
 
 def _checked_channel(channel: object) -> grpc.Channel:
-    """Check what the user's `connect` has returned: one of `grpc.aio` would make dead letters.
-
-    Raises:
-        TypeError: It is no channel of `grpc`.
-    """
+    """Check what the user's `connect` has returned: one of `grpc.aio` would make dead letters."""
     if not isinstance(channel, grpc.Channel):
         raise TypeError(
             "connect must return a channel of grpc, such as grpc.insecure_channel(target), "

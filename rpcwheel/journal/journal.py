@@ -258,11 +258,7 @@ class Journal:
         self._holders.discard(worker)
 
     def take(self, worker: str, routes: Sequence[Route], within_s: float) -> list[StoredCall]:
-        """Take calls; see `JournalBackend.take`. Blocks; may be called on any thread.
-
-        Raises:
-            JournalError: The engine is not available.
-        """
+        """Take calls; see `JournalBackend.take`. Blocks; may be called on any thread."""
         with self._lock:
             failure = self._write_results()
             if failure is not None:  # one of them may be of a call that would be taken now
@@ -280,11 +276,7 @@ class Journal:
             return taken
 
     def renew(self, worker: str) -> bool:
-        """Renew the lease of a worker; see `JournalBackend.renew`. Blocks.
-
-        Raises:
-            JournalError: The engine is not available.
-        """
+        """Renew the lease of a worker; see `JournalBackend.renew`. Blocks."""
         with self._lock:
             try:
                 renewed = self.backend.renew(worker, self.url.lease_s)
@@ -350,11 +342,7 @@ class Journal:
         return len(self._results) + self._storing
 
     def _write_results(self) -> JournalError | None:
-        """Store all results; if that fails, keep them. The caller has the lock.
-
-        Returns:
-            Why it failed; None if nothing is left.
-        """
+        """Store all results; if that fails, keep them, and return why. The caller has the lock."""
         while self._results:
             self._storing = min(MAX_BATCH, len(self._results))
             batch = [self._results.popleft() for _ in range(self._storing)]
