@@ -220,13 +220,6 @@ class Poller:
         within_s = 0.0 if self._timeouts.is_manual else HORIZON_S
         EXECUTOR.submit((self, "journal"), partial(self.look, within_s))
 
-    def request_for(self, delay_ns: int) -> None:
-        """Look soon if a call is due after a delay, before the next look. Never blocks."""
-        if delay_ns < self._interval_ns:
-            self.request()
-            if self._timeouts.is_manual:
-                self.request_after(delay_ns)
-
     def request_after(self, delay_ns: int) -> None:
         """Look after a delay, unless that is after the next look. Never blocks."""
         if delay_ns < self._interval_ns:
@@ -390,7 +383,7 @@ class JournalStore(Store):
     def _appended(self, delay_ns: int) -> None:
         self._calls.count("queued_total")
         self.poller.start()
-        self.poller.request_for(delay_ns)
+        self.poller.request_after(delay_ns)
 
     # --- Taking calls ---
 
