@@ -333,12 +333,9 @@ class PostgresqlJournal(SqlJournal):
         }
         try:
             with self._use(self._worker) as db:
-                with db.pipeline():
-                    ended = self._execute(db, HAS_ENDED, parameters)
-                    taken = self._execute(db, TAKE, parameters) if any(limits.values()) else None
-                has_ended = ended.fetchone() is not None
-                rows = [] if taken is None else taken.fetchall()
-            if has_ended and not rows:  # with rows, another backend has ended the workers meanwhile
+                rows = self._rows(db, TAKE, parameters) if any(limits.values()) else []
+                has_ended = not rows and bool(self._rows(db, HAS_ENDED, parameters))
+            if has_ended:
                 self._transaction(self._worker, lambda db: self._end_workers(db, worker))
                 with self._use(self._worker) as db:
                     parameters["always"] = True
@@ -455,7 +452,6 @@ class PostgresqlJournal(SqlJournal):
     # --- Connections ---
 
     def _execute(self, db: _Bounded, text: str, parameters: Any = None) -> psycopg.Cursor[Any]:
-        """Execute a statement; in a pipeline, before the result is known."""
         return db.execute(text.replace("$", f'"{self._schema}".'), parameters, binary=True)
 
     def _rows(self, db: _Bounded, text: str, parameters: Any = None) -> list[Any]:
