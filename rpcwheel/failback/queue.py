@@ -159,7 +159,7 @@ class FailbackQueue:
     """
 
     def __init__(self, policy: FailbackPolicy, timer: Timer | None) -> None:
-        """Make an empty queue, as `InvokerBase` says.
+        """Make an empty queue; the arguments and errors are those of `InvokerBase`.
 
         A journal is connected when its first call is appended or taken.
         """
@@ -601,7 +601,7 @@ class Attempt:
         pacer: Pacer | None = None,
         began_ns: int = 0,
     ) -> None:
-        """Begin an attempt that a pacer has let begin; None: the call is given up without one."""
+        """Begin an attempt. Without a pacer, the call is given up instead."""
         self.queue = queue
         self.call = call
         self.background = background

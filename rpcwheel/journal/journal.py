@@ -89,7 +89,7 @@ class Journal:
     """
 
     def __init__(self, url: str, timer: ManualTimer | None = None) -> None:
-        """Check the URL, as `open_journal`; connects when it is used."""
+        """Check the URL; the arguments and errors are those of `open_journal`."""
         self.url = parse_journal_url(url)
         self.backend: JournalBackend = open_journal_backend(self.url, timer=timer)
         self._key = url, timer
