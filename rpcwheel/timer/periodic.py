@@ -36,8 +36,6 @@ class _Resubmitting:
     Subclasses decide when the next run begins, and whether there is one.
     """
 
-    _first_delay_ns: int
-
     def __init__(self, timer: Timer, run: Callable[[], object]) -> None:
         if not callable(getattr(timer, "new_timeout", None)):
             raise TypeError(f"timer must have new_timeout(), as WheelTimer has; not {timer!r}")
@@ -63,7 +61,7 @@ class _Resubmitting:
         """
         with self._lock:
             if self._state == "idle":
-                self._arm(self._first_delay_ns)
+                self._arm(self._first_delay_ns())
         return self
 
     def cancel(self) -> bool:
@@ -149,6 +147,9 @@ class _Resubmitting:
             with suppress(TypeError):  # a class without weak references
                 self._timer = weakref.ref(timer)
 
+    def _first_delay_ns(self) -> int:
+        raise NotImplementedError
+
     def _delay_after(self, timeout: Timeout, result: object) -> int | None:
         """Note that a run returned. Returns the delay of the next run; None ends the task."""
         raise NotImplementedError
@@ -201,6 +202,9 @@ class PeriodicTask(_Resubmitting):
     ) -> None:
         super().__init__(timer, run)
         self._interval_ns = positive_ns(interval, subject="interval")
+        self._initial_ns = (
+            None if initial_delay is None else to_ns(initial_delay, subject="initial_delay")
+        )
         if isinstance(jitter, bool) or not isinstance(jitter, (int, float)):
             raise TypeError(f"jitter must be a number from 0 to 1, not {jitter!r}")
         if not 0 <= jitter <= 1:
@@ -208,13 +212,13 @@ class PeriodicTask(_Resubmitting):
                 f"jitter is a share of the interval, from 0 to 1, not {jitter!r}"
             )
         self._spread_ns = int(jitter * self._interval_ns)
-        self._first_delay_ns = (
-            self._interval_ns + self._jitter_ns()
-            if initial_delay is None
-            else to_ns(initial_delay, subject="initial_delay")
-        )
         self._due_ns: int | None = None
         """When the armed or running run is due, without jitter; None for the first run."""
+
+    def _first_delay_ns(self) -> int:
+        return (
+            self._interval_ns + self._jitter_ns() if self._initial_ns is None else self._initial_ns
+        )
 
     def _delay_after(self, timeout: Timeout, result: object) -> int:
         now_ns = timeout._timer_state.now()
@@ -274,7 +278,7 @@ class RetryTask(_Resubmitting):
         super().__init__(timer, run)
         self._backoff = Backoff(wait=backoff, stop=stop, max_attempts=max_attempts)
         self._refusal_backoff = Backoff(wait=backoff)
-        self._first_delay_ns = to_ns(initial_delay, subject="initial_delay")
+        self._initial_ns = to_ns(initial_delay, subject="initial_delay")
         self._attempts = 0
         self._started_ns = 0
         self._last_error: BaseException | None = None
@@ -288,6 +292,9 @@ class RetryTask(_Resubmitting):
     def last_error(self) -> BaseException | None:
         """The error of the last attempt, if it failed."""
         return self._last_error
+
+    def _first_delay_ns(self) -> int:
+        return self._initial_ns
 
     def _delay_after(self, timeout: Timeout, result: object) -> None:
         self._attempts += 1
