@@ -309,8 +309,10 @@ class JournalWorker:
         worker, `close` waits for that method forever.
 
         Args:
-            grace: Seconds for attempts that run. Then they are canceled; those of functions that
-                are no coroutine functions continue, and others may attempt their calls too.
+            grace: Seconds for attempts that run. Then they are canceled, and `close` waits for two
+                seconds at most until coroutine functions have ended. Those that do not end, and
+                functions that are no coroutine functions, continue, and others may attempt their
+                calls too.
 
         Raises:
             RuntimeError: Called inside an attempt of this worker, which would wait for itself.
@@ -553,10 +555,10 @@ def _close_queues(
     """Close queues; cancel the attempts that run after the grace, and end the rest. Blocks."""
 
     def cancel() -> None:
+        if loop is not None:  # first: Ctrl-C may interrupt the user's channels
+            loop.stop()
         for target, channel in channels.items():
             run_callback(target, channel.close)
-        if loop is not None:
-            loop.stop()
 
     try:
         close_all(invokers, grace, cancel)

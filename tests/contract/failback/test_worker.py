@@ -449,6 +449,29 @@ def test_close_cancels_coroutines_after_the_grace(url, backend):
     assert [call.state for call in calls_of(backend)] == [CallState.READY]
 
 
+def test_a_coroutine_that_ends_after_close_is_not_cut_off(url, backend, set_limit):
+    for module in ("sync", "worker"):
+        set_limit(f"failback.{module}.CANCEL_TIMEOUT_S", 0.01)
+    begun, closed, ended = threading.Event(), threading.Event(), threading.Event()
+
+    @with_failback(retry_on=ConnectionError, journal=url, name="record")
+    async def record() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(HOUR_S)
+        finally:
+            await asyncio.to_thread(closed.wait, WAIT_S)
+            ended.set()
+
+    backend.append([stored_call("record")])
+    with JournalWorker(url, functions=[record]) as worker:
+        assert begun.wait(WAIT_S)
+        worker.close(0)
+    assert [call.state for call in calls_of(backend)] == [CallState.READY]
+    closed.set()
+    assert ended.wait(WAIT_S)
+
+
 # Start and end
 
 
@@ -494,14 +517,26 @@ def journals_at(url):
 
 
 def test_a_close_that_is_interrupted_ends_all_the_same(url, backend, shop):
-    worker = JournalWorker(url, connect=closing_raises(Interrupted()))
+    begun, cancelled = threading.Event(), threading.Event()
+
+    @with_failback(retry_on=ConnectionError, journal=url, name="record")
+    async def record() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(HOUR_S)
+        finally:
+            cancelled.set()
+
+    worker = JournalWorker(url, connect=closing_raises(Interrupted()), functions=[record])
     worker.start()
-    assert len(journals_at(url)) == 1
     backend.append([stored_rpc(shop.target)])
     wait_empty(backend)
+    backend.append([stored_call("record")])
+    assert begun.wait(WAIT_S)
     with pytest.raises(Interrupted):
-        worker.close()
+        worker.close(0)
     assert worker.wait(0)
+    assert cancelled.wait(WAIT_S)
     assert journals_at(url) == []
 
 
