@@ -121,6 +121,17 @@ def test_jitter_is_within_its_share_of_the_interval(timer):
     task.cancel()
 
 
+def test_jitter_is_chosen_when_the_task_is_started(timer):
+    """A task that is made before a fork begins in each process at another time."""
+    tasks = [PeriodicTask(timer, 10.0, print, jitter=0.3) for _ in range(2)]
+    delays = []
+    for task in tasks:
+        random.seed(7)  # as a fork does, by another number
+        delays.append(task.start()._timeout.deadline - timer.now)
+        task.cancel()
+    assert delays[0] == delays[1]
+
+
 def test_there_is_no_jitter_by_default_and_none_on_initial_delay(timer):
     for jitter in ({}, {"jitter": 1.0}):
         task = PeriodicTask(timer, 10.0, print, initial_delay=4.0, **jitter).start()
