@@ -134,10 +134,18 @@ def test_a_healthy_server_is_fully_used_and_not_overloaded(clients, threads, ser
 
 
 def test_calls_of_very_different_lengths_do_not_look_like_an_overload():
-    lengths = iter([0.01, 0.01, 0.01, 0.8] * 1000)
-    server = Server(service_s=lambda _: next(lengths))
+    rng = random.Random(1)
+    server = Server(service_s=lambda _: 0.8 if rng.random() < 0.25 else 0.01)
     assert 2000 / server.deliver(2000) >= 0.85 * 16 / 0.2075
     assert server.failed <= 40
+
+
+def test_calls_that_take_up_to_two_thirds_of_their_timeout_hardly_reach_it():
+    rng = random.Random(1)
+    service_s = lambda _: 1.4 if rng.random() < 0.5 else 0.6  # noqa: E731
+    server = Server(threads=always(8), service_s=service_s)
+    server.deliver(100_000, until_s=500)
+    assert server.failed <= 0.04 * len(server.delivered_s)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +163,12 @@ def test_the_window_follows_a_change_of_the_server(change, per_s):
     server.deliver(100_000, until_s=90)
     assert server.per_s(50, 90) >= 0.85 * per_s
     assert server.failed <= 0.02 * len(server.delivered_s)
+
+
+def test_the_window_grows_by_a_quarter_in_each_round_without_a_higher_latency():
+    server = Server(threads=until(10, 16, 256))
+    server.deliver(100_000, until_s=16)
+    assert server.per_s(15, 16) >= 0.85 * 256 / 0.2  # an eighth would reach half of it
 
 
 @pytest.mark.parametrize(
