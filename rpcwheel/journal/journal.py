@@ -165,13 +165,21 @@ class Journal:
         is_alone = self.backend.is_file and not self._appends
         if (not can_wait or is_alone) and lock.acquire(blocking=not can_wait):
             try:
-                future: Future[int] = Future()
-                self.counts.refresh(call.queue, limit)
-                self._append_batch([(call, limit, future)])
-                return future.result()
+                return self._append_here(call, limit).result()
             finally:
                 lock.release()
         return self.wait_until_stored(self.append(call, limit), self.url.timeout_s)
+
+    def _append_here(self, call: NewCall, limit: int) -> Future[int]:
+        """Store a call. The caller has the lock.
+
+        In a method of its own: an error that the future raises must not find it in a frame, or both
+        keep each other, and the call.
+        """
+        future: Future[int] = Future()
+        self.counts.refresh(call.queue, limit)
+        self._append_batch([(call, limit, future)])
+        return future
 
     def _no_answer(self, *, is_begun: bool = False) -> JournalUnavailable:
         text = f"{self.url} has not answered for {self.url.timeout_s:g} s"
@@ -239,6 +247,7 @@ class Journal:
         """Note that calls could not be stored, and return the error of their callers."""
         if isinstance(error, JournalError):
             self.outage.failed(error)
+            error.__traceback__ = None  # its frames have the futures, which get the error
             return error
         # a value that the engine cannot store
         return JournalRefused(f"{self.url}: {type(error).__name__}: {error}")
