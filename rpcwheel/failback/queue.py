@@ -247,7 +247,10 @@ class FailbackQueue:
         return self.end_enqueue(call, delay_ns, partial(self.store.append, call, delay_ns))
 
     def first_delay_ns(self, call: QueuedCall) -> int | None:
-        """Decide how long a call waits for its second attempt; None if it is not queued."""
+        """Decide how long a call waits for its second attempt; None if it is not queued.
+
+        Raises what a predicate, wait or stop object of the user's raises.
+        """
         now_ns = self.now_ns()
         try:
             delay_ns = self._rules.next_delay_ns(call, call.error, now_ns, self.calls.closes_at_ns)

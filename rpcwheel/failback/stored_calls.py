@@ -61,7 +61,12 @@ class StoredCalls:
     def __call__(
         self, call: StoredCall, body: StoredRpc | StoredFunction
     ) -> tuple[Delivery, tuple[bytes, ...], dict[str, Any]]:
-        """Return the delivery of a call, and its requests; LookupError of `metadata`."""
+        """Return the delivery of a call, and its requests.
+
+        Raises:
+            LookupError: Of `metadata`; the call can be made later.
+            ValueError: It is the call of a function; it can never be made.
+        """
         if not isinstance(body, StoredRpc):
             raise ValueError("it is the call of a function, and its queue is one of a channel")  # noqa: TRY004 - it is data
         start = partial(_start_stored, self._multicallable(body.kind, call.method), body.kind)

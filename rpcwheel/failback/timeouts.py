@@ -22,7 +22,7 @@ class Timeouts:
     """Calls functions later, on the timer of the user or on `shared_timer()`. Thread-safe."""
 
     def __init__(self, timer: Timer | None) -> None:
-        """Set nothing yet; without a timer, that is `shared_timer()` when it is first needed."""
+        """Set nothing yet. Without a timer, `shared_timer()` is used when it is first needed."""
         self.timer = checked_timer(timer)
         self.now_ns = clock_of(timer)
         self.is_manual = isinstance(timer, ManualTimer)

@@ -314,7 +314,10 @@ class PostgresqlJournal(SqlJournal):
     def take(
         self, worker: str, lease_s: float, routes: Sequence[Route], within_s: float
     ) -> list[StoredCall]:
-        """Give ready calls to a worker, by one statement if no lease has ended."""
+        """Give ready calls to a worker, by one statement.
+
+        If it takes none, another one looks whether a lease has ended, whose calls come first.
+        """
         self._free_lost(worker)
         limits: dict[tuple[str, str], int] = {}
         for route in routes:
