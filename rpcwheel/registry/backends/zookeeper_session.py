@@ -56,7 +56,6 @@ from rpcwheel.errors import (
 from rpcwheel.registry.url import TLS_OPTIONS
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Sequence
 
     from rpcwheel.registry.backend import Settings
@@ -100,8 +99,7 @@ class ZooKeeperSession:
         block.
         """
         self._url = url
-        tls = Tls.from_options(url, url.tls_options(default=url.scheme == "zookeepers"))
-        self._tls = tls.context() if tls else None
+        self._tls = Tls.from_options(url, url.tls_options(default=url.scheme == "zookeepers"))
         self._settings = settings
         self._contact_changed = contact_changed
         self.closed = False
@@ -296,7 +294,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
     client: KazooClient
     """The client that uses it."""
 
-    def __init__(self, timeout_s: float, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, timeout_s: float, tls: Tls | None) -> None:
         super().__init__()
         self._timeout_s = timeout_s
         self._tls = tls
@@ -337,8 +335,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
             connection = socket.create_connection(address, self._timeout_s)
             try:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._tls is not None:
-                    connection = self._tls.wrap_socket(
+                if self._tls is not None:  # its files may have been renewed
+                    connection = self._tls.context().wrap_socket(
                         connection, server_hostname=hostname or address[0]
                     )
             except BaseException:
