@@ -196,7 +196,8 @@ class SqliteFile(SqliteConnection):
             (version,) = db.execute("PRAGMA user_version").fetchone()
             raise RegistryRefused(
                 f"{self._path} was made by another version of rpcwheel (its tables are of version "
-                f"{version}, not {SCHEMA_VERSION}); give another file"
+                f"{version}, not {SCHEMA_VERSION}); update the older rpcwheel: servers and clients "
+                "need the same file"
             )
         if application or tables:
             raise RegistryRefused(
