@@ -112,9 +112,10 @@ class AdaptiveLimit:
     """The limit for a server. The caller holds the lock of the server's limiter."""
 
     __slots__ = (
-        "_answered",
         "_before",
-        "_began",
+        "_began_cpu_ns",
+        "_began_ns",
+        "_began_work_ns",
         "_count",
         "_duration_ns",
         "_history_ns",
@@ -126,6 +127,7 @@ class AdaptiveLimit:
         "_squares",
         "_step",
         "_trial",
+        "_unanswered",
         "_waited",
         "_windows",
         "limit",
@@ -153,55 +155,49 @@ class AdaptiveLimit:
         self._slow_windows = 0
         self._history_ns = HISTORY_NS
         self._old = 1  # how many handlers are to end before a window begins: of another limit
-        # The window that is measured:
-        self._began = 0, 0, 0  # its begin, with the processor time and the work up to then
-        self._count = 0
-        self._answered = 0
-        self._waited = 0
-        self._duration_ns = 0
-        self._squares = 0.0
+        self._begin(0, 0, 0)
 
     @property
     def is_busy(self) -> bool:
         """Whether handlers used most of the interpreter's time in the last window."""
         return BUSY < self.used < BEYOND_LOCK
 
-    def ended(
-        self,
-        started_ns: int,
-        now_ns: int,
-        cpu_ns: int,
-        work_ns: int,
-        *,
-        has_waited: bool,
-        is_answered: bool,
-    ) -> None:
+    def ended(self, took_ns: int, now_ns: int, *, has_waited: bool, is_answered: bool) -> bool:
         """Count a handler that has ended, other than that of a stream.
 
         Args:
-            started_ns: When the handler was started.
+            took_ns: How long the handler took.
             now_ns: The time now.
-            cpu_ns: The processor time that all handlers have used up to now.
-            work_ns: The time for which handlers have run up to now, the sum of all of them.
             has_waited: Whether the call has waited before.
             is_answered: Whether its client got the answer; if not, it was too slow, and nobody is
                 served by it.
+
+        Returns:
+            True if a window begins, or may end. Then call `measure`.
         """
         if self._old:
             self._old -= 1
-            if not self._old:
-                self._begin(now_ns, cpu_ns, work_ns)
-            return
-        took_ns = now_ns - started_ns
+            return not self._old
         self._count += 1
-        self._answered += is_answered
-        self._waited += has_waited
         self._duration_ns += took_ns
-        self._squares += float(took_ns) * took_ns
-        began_ns, began_cpu_ns, began_work_ns = self._began
-        elapsed_ns = now_ns - began_ns
-        count = self._count
-        if count < FEW_CALLS or elapsed_ns < MIN_WINDOW_NS:
+        self._squares += took_ns * took_ns
+        if has_waited:
+            self._waited += 1
+        if not is_answered:
+            self._unanswered += 1
+        return self._count >= FEW_CALLS and now_ns - self._began_ns >= MIN_WINDOW_NS
+
+    def measure(self, now_ns: int, cpu_ns: int, work_ns: int) -> None:
+        """Begin a window, or end it if it is exact or long, and then set the limit.
+
+        Args:
+            now_ns: The time now.
+            cpu_ns: The processor time that all handlers have used up to now.
+            work_ns: The time for which handlers have run up to now, the sum of all of them.
+        """
+        count, elapsed_ns = self._count, now_ns - self._began_ns
+        if not count:  # the last handler of another limit has ended
+            self._begin(now_ns, cpu_ns, work_ns)
             return
         mean_ns = self._duration_ns / count
         variance = self._squares / count - mean_ns * mean_ns
@@ -211,14 +207,14 @@ class AdaptiveLimit:
         )
         if not is_exact and elapsed_ns < max(MAX_WINDOW_NS, MAX_DURATIONS * mean_ns):
             return
-        worked_ns = work_ns - began_work_ns
+        worked_ns = work_ns - self._began_work_ns
         running = worked_ns / elapsed_ns
-        self.used = (cpu_ns - began_cpu_ns) / elapsed_ns
+        self.used = (cpu_ns - self._began_cpu_ns) / elapsed_ns
         is_saturated = self._waited >= SATURATED * count and running >= SATURATED * self.limit
         duration_ns = max(1.0, mean_ns + math.sqrt(max(0.0, variance) / count))
         if not is_saturated:
             duration_ns = max(duration_ns, worked_ns / count)
-        throughput = running / duration_ns * self._answered / count
+        throughput = running / duration_ns * (count - self._unanswered) / count
         window = Window(now_ns, throughput, duration_ns, running)
         self._begin(now_ns, cpu_ns, work_ns)
         if is_saturated:
@@ -239,9 +235,8 @@ class AdaptiveLimit:
         return self._before or self._product()
 
     def _begin(self, now_ns: int, cpu_ns: int, work_ns: int) -> None:
-        self._began = now_ns, cpu_ns, work_ns
-        self._count = self._answered = self._waited = self._duration_ns = 0
-        self._squares = 0.0
+        self._began_ns, self._began_cpu_ns, self._began_work_ns = now_ns, cpu_ns, work_ns
+        self._count = self._unanswered = self._waited = self._duration_ns = self._squares = 0
 
     def _next_limit(self, window: Window, *, is_saturated: bool) -> int:
         now_ns, trial, self._trial = window.end_ns, self._trial, Trial.NORMAL

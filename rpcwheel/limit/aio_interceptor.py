@@ -28,7 +28,7 @@ from .server import CPU_EVERY_NS, ServerLimit
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from .limiter import LimitedCall, LimitedMethod, RefusalReason
+    from .limiter import LimitedCall, RefusalReason
 
     Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]]
 
@@ -43,7 +43,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, limit: ServerLimit) -> None:
         self._limit = limit
         limit.limiter.set_minimum(LEAST_HANDLERS)
-        self._cpu_ns = self._cpu_read_ns = 0
+        self._cpu_ns = self._cpu_due_ns = 0
 
     async def intercept_service(  # type: ignore[override]  # grpc.aio takes None as grpc does
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -59,7 +59,8 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             return handler
         now_ns = time.monotonic_ns()
         with limit.lock:
-            self._read_cpu(now_ns)
+            if now_ns >= self._cpu_due_ns:
+                self._read_cpu(now_ns)
             limit.pause.arrivals += 1
             runs = limit.limiter.arrive(call, now_ns, must_wait=limit.pause.is_on(now_ns))
         if not runs:
@@ -71,10 +72,13 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             if reason is not None:
                 return _refusal(*limit.refusal(call, reason))
             now_ns = time.monotonic_ns()
-        if _is_blocking(call.method, handler):
+        method = call.method
+        if handler is not method.handler:
+            method.is_blocking, method.handler = _is_blocking(handler), handler
+        if method.is_blocking:
             handler = self._on_thread(call, handler, now_ns)
         # A call that did not wait here may have waited in gRPC, if the loop was late.
-        elif not call.method.is_stream and (call.has_waited or limit.overload.calls):
+        elif (call.has_waited or limit.overload.calls) and not method.is_stream:
             handler = self._checked(call, handler)
         task: Any = asyncio.current_task()
         task.add_done_callback(partial(self._ended, call, now_ns))
@@ -129,26 +133,17 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
                 return behavior(request, context)
             finally:
                 now_ns = time.monotonic_ns()
+                limiter = self._limit.limiter
                 with self._limit.lock:
-                    has_ended = self._let_go(call, started_ns, now_ns, is_answered=False)
+                    call.holders -= 1
+                    has_ended = not call.holders  # else its task goes on
+                    if has_ended:
+                        limiter.ended(call, started_ns, now_ns, self._cpu_ns, is_answered=False)
                 if has_ended:
                     with suppress(RuntimeError):  # the loop is closed
                         loop.call_soon_threadsafe(self._serve_waiting)
 
         return with_behavior(handler, serve)
-
-    def _let_go(
-        self, call: LimitedCall, started_ns: int, now_ns: int, *, is_answered: bool
-    ) -> bool:
-        """Note that the task or the thread of a call has ended; return whether the other has too.
-
-        Any thread; it holds the lock.
-        """
-        call.holders -= 1
-        if call.holders:
-            return False
-        self._limit.limiter.ended(call, started_ns, now_ns, self._cpu_ns, is_answered=is_answered)
-        return True
 
     async def _wait(self, call: LimitedCall) -> RefusalReason | None:
         """Wait until a call may run (None), or is refused."""
@@ -168,14 +163,18 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
 
     def _ended(self, call: LimitedCall, started_ns: int, task: asyncio.Task[object]) -> None:
         limit, now_ns = self._limit, time.monotonic_ns()
-        error, call.error = call.error, None
-        if error is not None:
-            error.__traceback__ = None
+        limiter = limit.limiter
+        if call.error is not None:
+            call.error.__traceback__ = None
         with limit.lock:
-            self._read_cpu(now_ns)
+            if now_ns >= self._cpu_due_ns:
+                self._read_cpu(now_ns)
+            call.holders -= 1
+            if call.holders:  # its thread goes on
+                return
             # gRPC cancels the task of a call that has ended early, and catches that in it.
-            has_ended = self._let_go(call, started_ns, now_ns, is_answered=not task.cancelling())
-        if has_ended and limit.limiter.waiting:
+            limiter.ended(call, started_ns, now_ns, self._cpu_ns, is_answered=not task.cancelling())
+        if limiter.waiting:
             self._serve_waiting()
 
     def _release(self, call: LimitedCall) -> None:
@@ -189,7 +188,8 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         """Start the waiting calls that may run, and refuse others."""
         limit, now_ns = self._limit, time.monotonic_ns()
         with limit.lock:
-            self._read_cpu(now_ns)
+            if now_ns >= self._cpu_due_ns:
+                self._read_cpu(now_ns)
             started, refused, expires_ns = limit.decide(now_ns)
         for call in started:
             if call.future.done():  # canceled
@@ -213,13 +213,8 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         self._serve_waiting()
 
     def _read_cpu(self, now_ns: int) -> None:
-        """Read the processor time of the loop if that is due; a pause may begin.
-
-        The caller holds the lock.
-        """
-        if now_ns - self._cpu_read_ns < CPU_EVERY_NS:
-            return
-        self._cpu_ns, self._cpu_read_ns = time.thread_time_ns(), now_ns
+        """Read the processor time of the loop; a pause may begin. The caller holds the lock."""
+        self._cpu_ns, self._cpu_due_ns = time.thread_time_ns(), now_ns + CPU_EVERY_NS
         if self._limit.begin_pause(now_ns, self._cpu_ns):
             asyncio.get_running_loop().call_later(ROUND_S, self._end_pause)
 
@@ -234,16 +229,14 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
             asyncio.get_running_loop().call_later(ROUND_S, self._end_pause)
 
 
-def _is_blocking(method: LimitedMethod, handler: grpc.RpcMethodHandler) -> bool:
+def _is_blocking(handler: grpc.RpcMethodHandler) -> bool:
     """Whether `grpc.aio` runs a handler with one response on a thread."""
-    if handler is not method.handler:
-        behavior, method.handler = behavior_of(handler), handler
-        method.is_blocking = not (
-            behavior is None
-            or kind_of(handler).streams_responses
-            or inspect.iscoroutinefunction(behavior)
-        )
-    return method.is_blocking
+    behavior = behavior_of(handler)
+    return not (
+        behavior is None
+        or kind_of(handler).streams_responses
+        or inspect.iscoroutinefunction(behavior)
+    )
 
 
 def _refusal(

@@ -197,7 +197,7 @@ class LimitedCall:
         self.future: Any = None
         """The future of a call that waits."""
         self.error: BaseException | None = None
-        """The error with which its handler was ended, until it has."""
+        """The error with which its handler was ended."""
         self.holders = 1
         """How many of these have not ended, in `grpc.aio`: the task that serves it, and the thread
         on which its handler runs, if it is blocking. The thread may go on after the task."""
@@ -440,15 +440,10 @@ class Limiter:
             self._quick_usual_ns += (took_ns - usual_ns) >> 4 if usual_ns else took_ns
         adaptive = self._adaptive
         if adaptive is not None and not call.is_extra:
-            adaptive.ended(
-                started_ns,
-                now_ns,
-                cpu_ns,
-                self._work_ns + self.running * now_ns,
-                has_waited=call.has_waited,
-                is_answered=is_answered,
-            )
-            self.limit = adaptive.limit
+            has_waited = call.has_waited
+            if adaptive.ended(took_ns, now_ns, has_waited=has_waited, is_answered=is_answered):
+                adaptive.measure(now_ns, cpu_ns, self._work_ns + self.running * now_ns)
+                self.limit = adaptive.limit
 
     def take(self, now_ns: int) -> LimitedCall | None:
         """Return a waiting call to start now; None if none may start. Call it until then."""

@@ -41,9 +41,9 @@ def test_handlers_that_compute_from_the_start_are_limited_although_no_call_waits
     for _ in range(1000):
         now_ns += SECOND_NS // 100
         work_ns += min(limit.limit, 4) * SECOND_NS // 100
-        started_ns = now_ns - min(limit.limit, 4) * SECOND_NS // 100
-        waits = limit.limit < 4
-        limit.ended(started_ns, now_ns, now_ns, work_ns, has_waited=waits, is_answered=True)
+        took_ns, waits = min(limit.limit, 4) * SECOND_NS // 100, limit.limit < 4
+        if limit.ended(took_ns, now_ns, has_waited=waits, is_answered=True):
+            limit.measure(now_ns, now_ns, work_ns)
         limits.append(limit.limit)
     assert max(limits[300:]) <= 2
     assert limits[300:].count(1) > 400
@@ -112,7 +112,8 @@ def test_handlers_that_take_no_time_are_measured_too():
     limit = AdaptiveLimit()
     for second in range(1, 200):
         now_ns = second * SECOND_NS // 10
-        limit.ended(now_ns, now_ns, 0, 0, has_waited=second % 50 > 5, is_answered=True)
+        if limit.ended(0, now_ns, has_waited=second % 50 > 5, is_answered=True):
+            limit.measure(now_ns, 0, 0)
     assert limit.limit >= 1
 
 

@@ -96,7 +96,7 @@ async def test_no_call_is_started_while_grpc_accepts_calls(server, monkeypatch):
     has_accepted = []
     server.limit.begin_pause = lambda now_ns, _: not has_accepted and begin(2 * now_ns, 2 * now_ns)
     server.limit.end_pause = lambda *args: bool(has_accepted) and end(*args)
-    server.interceptor._cpu_read_ns = 0  # it is read again
+    server.interceptor._cpu_due_ns = 0  # it is read again
     server.ends["first"].set()
     await first
     await asyncio.sleep(0)

@@ -859,6 +859,8 @@ class QuickAndSlow(RuleBasedStateMachine):
         assert limiter.running + limiter.extra == len(calls) - streams
         assert limiter.streams == streams
         assert limiter.waiting == len(self.waiting)
+        assert limiter._quick == sum(call.method.is_quick for call in calls)
+        assert limiter._queue.quick == sum(not call.method.is_slow for call in self.waiting)
 
     def teardown(self):
         """Whatever has happened, an idle server has room for slow calls and as many quick ones."""
