@@ -384,13 +384,11 @@ class WatchStream:
                 self._connection.has_answered = True
                 yield response
         except grpc.RpcError as error:
-            failure = self._client.error_of(error, self._connection)
-            # gRPC's error is the call itself. In a cycle with its traceback it would live until the
-            # interpreter ends, where its finalizer can wait forever (grpcio 1.85).
+            # gRPC's error is the call itself. A cycle, with its traceback or with an error in a
+            # local variable, would keep it until the interpreter ends, where its finalizer can wait
+            # forever (grpcio 1.85).
             error.__traceback__ = None
-        else:
-            return
-        raise failure
+            raise self._client.error_of(error, self._connection) from error
 
     def cancel(self) -> object:
         """End the stream; does not block."""
