@@ -268,7 +268,7 @@ def failure_of(call: AnyCall) -> BaseException | None:
     try:
         error: BaseException | None = exception()
     except grpc.FutureCancelledError as canceled:
-        return canceled
+        return canceled.with_traceback(None)  # its frames would keep the call
     return error
 
 

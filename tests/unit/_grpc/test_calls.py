@@ -1,6 +1,7 @@
 """How calls of `grpc` are read: their style, their end, their failure."""
 
 import functools
+import weakref
 
 import grpc
 import pytest
@@ -38,6 +39,17 @@ def test_the_failure_of_a_call_is_found_for_all_forms_of_calls(shop_channel):
     canceled = shop_channel.unary_stream(UNARY_STREAM)(b"x")
     canceled.cancel()
     assert isinstance(failure_of(canceled), grpc.FutureCancelledError)
+
+
+def test_the_failure_of_a_canceled_call_does_not_keep_the_call(shop_channel):
+    """In a cycle the call would live until the interpreter ends; its finalizer can hang there."""
+    call = shop_channel.unary_stream(UNARY_STREAM)(b"x")
+    call.cancel()
+    left = weakref.ref(call)
+    failure = failure_of(call)
+    del call
+    assert isinstance(failure, grpc.FutureCancelledError)
+    assert left() is None
 
 
 def test_only_failures_of_calls_have_a_status():
