@@ -4,7 +4,7 @@ import gc
 import threading
 import weakref
 
-import grpc
+import grpc.experimental
 import pytest
 
 from fixtures.exiting_process import STARTS_THREADS
