@@ -725,7 +725,8 @@ class CallAttempts:
         """The call that has the result of the caller; None before the end."""
         self._hedged = call.may_hedge
         self._context = copy_context()  # of the caller, for other interceptors
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered itself: see the module `executor`
+        self._changed = threading.Condition(self._lock)
         self._running: list[AnyCall] = []
         self._failed: tuple[AnyCall, BaseException] | None = None  # the attempt that failed last
         self._received = False  # the caller has received a message or metadata
@@ -758,7 +759,7 @@ class CallAttempts:
             self._go_on()
 
     def _follow(self, attempt: AnyCall) -> None:
-        with self._changed:
+        with self._lock:
             over = self._is_over
             if not over:
                 self._running.append(attempt)
@@ -777,7 +778,7 @@ class CallAttempts:
         self._attempt_ended(attempt, failure)
 
     def _attempt_ended(self, attempt: AnyCall, failure: BaseException | None) -> None:
-        with self._changed:
+        with self._lock:
             if attempt not in self._running or self._is_over:
                 return
             if failure is None:
@@ -793,7 +794,7 @@ class CallAttempts:
     def _decide(self, attempt: AnyCall, failure: BaseException) -> None:
         """Decide what follows a failed attempt. On a worker."""
         step = self.call.decide(failure, received=self._has_received(attempt))
-        with self._changed:
+        with self._lock:
             self._failed = attempt, failure
             self._attempts.decided(step)
         self._go_on()
@@ -806,7 +807,7 @@ class CallAttempts:
         """Make the attempts that are due, wait for the next one, or end the call."""
         call = self.call
         while True:
-            with self._changed:
+            with self._lock:
                 step = self._attempts.next(call.state.now_ns(), can_resend=call.can_resend)
                 self._changed.notify_all()
             match step:
@@ -836,14 +837,14 @@ class CallAttempts:
         if timeout is None:
             self._timer_stopped()
             return
-        with self._changed:
+        with self._lock:
             if self._attempts.next_ns == at_ns:  # not changed meanwhile
                 timeout, self._timeout = self._timeout, timeout
         if timeout is not None:
             timeout.cancel()
 
     def _timer_stopped(self) -> None:
-        with self._changed:
+        with self._lock:
             self._attempts.timer_stopped()
         self._go_on()
 
@@ -851,7 +852,7 @@ class CallAttempts:
         """Continue without the timer if it is late or was stopped."""
         if self._timer is None:
             return
-        with self._changed:
+        with self._lock:
             next_ns, timer = self._attempts.next_ns, self._timer
             if next_ns == NEVER or timer is None:
                 return
@@ -862,7 +863,7 @@ class CallAttempts:
 
     def end_waiting(self) -> None:
         """Make no more attempts, and end the call if none runs; its channel is closed."""
-        with self._changed:
+        with self._lock:
             over = self._attempts.channel_closed()
         if over:
             self._finish(channel_closed())
@@ -883,7 +884,7 @@ class CallAttempts:
 
     def _finish(self, final: AnyCall) -> bool:
         """End the call with the result of `final`; False if it has ended already."""
-        with self._changed:
+        with self._lock:
             if self.final is not None:
                 return False
             self.final = final
@@ -903,7 +904,7 @@ class CallAttempts:
         return True
 
     def _cancel_running(self) -> None:
-        with self._changed:
+        with self._lock:
             running, self._running = self._running, []
             if running:
                 self._attempts.canceled(len(running))
@@ -923,7 +924,7 @@ class CallAttempts:
 
     def cancel(self, details: str = CANCELLED_HERE) -> bool:
         """Cancel the call; False if it has ended, or its last attempt has failed."""
-        with self._changed:
+        with self._lock:
             if self._is_over:
                 return False
             retried = [] if self._hedged else self._running
@@ -946,7 +947,7 @@ class CallAttempts:
 
     def add_callback(self, callback: Callable[..., object], *args: object) -> bool:
         """Call a function at the end, see `run_callbacks`; False if the call has ended."""
-        with self._changed:
+        with self._lock:
             if self.final is None:
                 self._callbacks.append((callback, args))
                 return True
@@ -958,7 +959,7 @@ class CallAttempts:
         Raises:
             grpc.FutureTimeoutError: The call has not ended within `timeout` seconds.
         """
-        with self._changed:
+        with self._lock:
             if not self._wait_for(lambda: self.final is not None, timeout):
                 raise grpc.FutureTimeoutError
         return self.final
@@ -987,12 +988,12 @@ class CallAttempts:
         If the call is hedged, waits for the end, which decides whose metadata the caller gets.
         """
         while not self._hedged:
-            with self._changed:
+            with self._lock:
                 attempt = self._current()
             if attempt is None:
                 break
             metadata = metadata_tuple(attempt.initial_metadata())
-            with self._changed:
+            with self._lock:
                 if not metadata:  # a failure without metadata looks the same until its status
                     ended = partial(self._has_ended, attempt)
                     self._changed.wait_for(ended, TRAILERS_TIMEOUT_S)
@@ -1025,7 +1026,7 @@ class StreamAttempts(CallAttempts):
     def next_message(self) -> Any:
         """Wait for the next message of the current attempt, or of the one that follows it."""
         while True:
-            with self._changed:
+            with self._lock:
                 attempt = self._current()
                 if attempt is None:
                     break
@@ -1036,7 +1037,7 @@ class StreamAttempts(CallAttempts):
             except (StopIteration, grpc.RpcError) as end:
                 if not has_ended(attempt):  # of another interceptor, without `done()`
                     self._attempt_ended(attempt, None if isinstance(end, StopIteration) else end)
-                with self._changed:
+                with self._lock:
                     self._wait_for(partial(self._is_settled, attempt))
                 if self.final is attempt:
                     raise
@@ -1062,7 +1063,7 @@ class StreamAttempts(CallAttempts):
             message = self._next_in_time(reader)
             arrived = True
         finally:
-            with self._changed:  # after a message for the caller, no retry follows
+            with self._lock:  # after a message for the caller, no retry follows
                 self._readers.remove(reader)
                 superseded = self._is_superseded(reader.attempt)
                 is_current = not superseded and self.final in (None, reader.attempt)
@@ -1079,7 +1080,7 @@ class StreamAttempts(CallAttempts):
         the server, so they finish soon. A reader that does not finish reads a call of another
         interceptor; its message is dropped.
         """
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(
                 lambda: all(reader.attempt is not attempt for reader in self._readers),
                 READERS_TIMEOUT_S,
@@ -1114,7 +1115,7 @@ class StreamAttempts(CallAttempts):
     def _stall(self, reader: _Reader) -> None:
         """Cancel an attempt whose reader has waited longer than message_timeout."""
         attempt = reader.attempt
-        with self._changed:
+        with self._lock:
             if (
                 reader not in self._readers
                 or attempt not in self._running

@@ -3,6 +3,8 @@
 import grpc
 import pytest
 
+from fixtures.interrupts import interrupted_at_each_call
+from fixtures.timers import run_threads
 from rpcwheel._grpc.calls import Details
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call import CallPolicy, HedgingPolicy
@@ -69,6 +71,14 @@ def test_a_stream_that_has_ended_keeps_nothing_of_further_reads():
     with pytest.raises(grpc.RpcError):
         attempts.next_message()
     assert attempts._readers == []
+
+
+def test_other_threads_use_a_call_after_a_wait_that_was_interrupted():
+    state = ClientState(CallPolicy(), timer=None, queue_of=lambda *_: None)
+    attempts = CallAttempts(ClientCall(state, Kind.UNARY_UNARY, lambda *_: None, DETAILS, b"x"))
+    attempts.cancel()
+    for _ in interrupted_at_each_call(lambda: attempts.wait(0)):
+        run_threads(attempts.cancel)
 
 
 def test_a_hedged_call_that_succeeds_is_not_queued_after_a_fatal_failure():
