@@ -1041,6 +1041,7 @@ class StreamAttempts(CallAttempts):
                     self._wait_for(partial(self._is_settled, attempt))
                 if self.final is attempt:
                     raise
+                end.__traceback__ = None  # the error is the attempt; its frames would keep it
             else:
                 if is_current:
                     return message

@@ -3,6 +3,7 @@
 import gc
 import signal
 import threading
+import weakref
 
 import grpc
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from fixtures.client_interceptors import interceptor
 from fixtures.clients import LATER, SYNC_WAYS, patient, ways
 from fixtures.grpc_servers import IMPATIENT
+from fixtures.leaks import no_garbage_collector
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, Gate, in_thread, wait_until
 from fixtures.worlds import RETRY
@@ -336,6 +338,30 @@ def test_a_call_dropped_between_two_attempts_is_not_retried(shop, open_channel, 
     gc.collect()
     wait_until(lambda: timer.pending == 0)
     assert len(shop.calls) == 1
+
+
+class NotingAttempts(grpc.UnaryStreamClientInterceptor):
+    """Has weak references to the attempts."""
+
+    def __init__(self):
+        self.attempts = []
+
+    def intercept_unary_stream(self, continuation, details, request):
+        attempt = continuation(details, request)
+        self.attempts.append(weakref.ref(attempt))
+        return attempt
+
+
+def test_the_attempts_of_a_response_stream_are_freed_without_the_collector(shop, shop_channel):
+    """In a cycle they would live until the interpreter ends; their finalizers can hang there."""
+    noting = NotingAttempts()
+    inner = grpc.intercept_channel(shop_channel, noting)
+    channel = intercept_channel(inner, CallPolicy(retry=RETRY, idempotent=True))
+    shop.then("UNAVAILABLE")
+    with no_garbage_collector():
+        assert list(channel.unary_stream(UNARY_STREAM)(b"x")) == [b"x"]
+        assert len(noting.attempts) == 2
+        assert wait_until(lambda: not any(attempt() for attempt in noting.attempts))
 
 
 @both
