@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from fixtures.aio_channels import read_all, refused
+from fixtures.leaks import no_garbage_collector
 from fixtures.waiting import WAIT_S, aio_wait_until
 from rpcwheel._grpc import aio_relay
 from rpcwheel._grpc.aio_finished import failed_call, finished_call
@@ -335,12 +336,9 @@ async def test_a_stream_that_is_collected_on_another_thread_runs_no_callbacks_th
     relay.add_done_callback(ended.append)
     relay.begin(attempt := SilentAttempt())
     relay.cycle = relay
-    gc.disable()
-    try:
+    with no_garbage_collector():
         del relay
         await asyncio.to_thread(gc.collect)
-    finally:
-        gc.enable()
     assert attempt.cancelled()
     assert ended == []
 
@@ -353,12 +351,9 @@ async def test_a_stream_that_is_dropped_is_canceled_and_reported(in_cycle):
     relay.begin(attempt := SilentAttempt())
     if in_cycle:
         relay.cycle = relay
-    gc.disable()
-    try:
+    with no_garbage_collector():
         del relay
         assert attempt.cancelled() is not in_cycle
-    finally:
-        gc.enable()
     gc.collect()
     assert attempt.cancelled()
     assert [await end.code() for end in codes] == [grpc.StatusCode.CANCELLED]

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from fixtures.leaks import no_garbage_collector
 from fixtures.pending_worlds import LOST, PENDING, outcome
 from fixtures.waiting import wait_until
 from rpcwheel.call import deadline_scope
@@ -122,12 +123,9 @@ def test_an_answered_call_frees_its_value_and_future_before_its_timeout(world, c
     future = world.do(calls.open, 7, timeout=1e6)
     world.do(calls.received, 7, value)
     seen = weakref.ref(value), weakref.ref(future)
-    gc.disable()
-    try:
+    with no_garbage_collector():
         del value, future
         assert [look() for look in seen] == [None, None]
-    finally:
-        gc.enable()
 
 
 def test_the_timers_task_holds_neither_future_nor_table(world, timer, monkeypatch):

@@ -8,7 +8,6 @@ limits of slots and levels.
 from __future__ import annotations
 
 import contextlib
-import gc
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
+from fixtures.leaks import no_garbage_collector
 from fixtures.timers import make_timeout
 from rpcwheel.durations import MAX_NS, NEVER
 from rpcwheel.timer.queue import Form, load_form
@@ -281,8 +281,7 @@ def test_a_cancelled_timeout_releases_its_task_without_the_garbage_collector(
     class Task:
         def __call__(self, timeout: object) -> None: ...
 
-    gc.disable()
-    try:
+    with no_garbage_collector():
         task = Task()
         gone = weakref.ref(task)
         timeout = make_timeout(form, queue, 10**9, task)
@@ -291,8 +290,6 @@ def test_a_cancelled_timeout_releases_its_task_without_the_garbage_collector(
         assert gone() is not None
         assert timeout.cancel()
         assert gone() is None
-    finally:
-        gc.enable()
 
 
 def test_a_finalizer_may_schedule_while_its_task_is_released(made: tuple[Form, Any]) -> None:
