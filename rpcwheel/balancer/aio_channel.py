@@ -483,9 +483,7 @@ class _BalancedCall(TransportCall):
         if subchannel is None:
             return  # the call has not begun
         if self._final is self._call and not self._has_failed:
-            health = subchannel.health
-            health.failures = 0  # like `succeeded`, without a call
-            health.successes += 1
+            subchannel.succeeded()
         super()._release()
 
 

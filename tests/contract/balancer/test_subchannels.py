@@ -9,11 +9,20 @@ import threading
 import grpc
 import pytest
 
-from fixtures.balanced_channels import READY, connect, counts, instance, states, subchannel_of
+from fixtures.balanced_channels import (
+    READY,
+    blocking,
+    connect,
+    counts,
+    instance,
+    states,
+    subchannel_of,
+)
 from fixtures.heartbeats import NOT_SERVING, SERVING, HealthServer
 from fixtures.shop import Fail
 from fixtures.waiting import wait_until
 from fixtures.ways import failure_of, hanging_call, ways_to_call
+from rpcwheel.balancer import OutlierEjectionPolicy
 from rpcwheel.events import (
     CallbackFailed,
     StaleInstancesKept,
@@ -235,6 +244,27 @@ def test_failures_of_calls_made_in_every_way_eject_a_server(world, shops, open_b
         assert [call() for _ in range(4)] == [b"ab"] * 4
         assert not shops[0].calls
         world.do(one.mark_healthy)
+
+
+def test_failures_that_are_long_over_do_not_delay_an_ejection(world, shops, open_balanced):
+    ejection = OutlierEjectionPolicy(consecutive_failures=5, failure_percentage=None)
+    channel = open_balanced(
+        *shops[:2], policy={"outlier_ejection": ejection}, lb_policy="round_robin"
+    )
+    connect(world, channel)
+    for shop in shops[:2]:
+        shop.then(*[Fail("UNAVAILABLE")] * 4)
+    for _ in range(8):
+        with pytest.raises(grpc.RpcError):
+            blocking(world, channel)
+    for _ in range(120):
+        assert blocking(world, channel) == b"x"
+    one = subchannel_of(channel, shops[0])
+    shops[0].then(*[Fail("UNAVAILABLE")] * 1000)
+    while one.healthy:
+        with contextlib.suppress(grpc.RpcError):
+            blocking(world, channel)
+    assert one.unhealthy_reason == "5 calls failed: UNAVAILABLE"
 
 
 # Self-preservation
