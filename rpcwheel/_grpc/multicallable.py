@@ -1,8 +1,9 @@
 """Channels and multicallables of `grpc`, with one implementation for the four kinds of call.
 
-A subclass of `Channel` defines `_multicallable`. The multicallables are reduced to two methods: a
-class that precedes one of these in the bases defines `_wait` and `_begin`. Both get the name of
-gRPC's method, the request or the iterator of requests, and gRPC's options in their order.
+A subclass of `Channel` defines `_multicallable`. The multicallables are reduced to two methods,
+which a class that precedes one of these in the bases defines: `_wait` makes a call on the caller's
+thread and returns its response, `_begin` begins a call and returns it. Both get the name of gRPC's
+method, the request or the iterator of requests, and gRPC's options in their order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rpcwheel.rpc import Kind
 from .calls import ChannelMethods
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from types import TracebackType
 
 
@@ -35,160 +36,80 @@ class Channel(ChannelMethods, grpc.Channel):
         self.close()  # type: ignore[no-untyped-call]
 
 
-class _MulticallableBase:
-    __slots__ = ()
+def _with_request(action: str, name: str) -> Any:
+    """Make a method for one request, with gRPC's arguments; `action` is `_wait` or `_begin`."""
 
-    _wait: Callable[..., Any]
-    """Makes a call on the caller's thread and returns its response."""
+    def method(
+        self: Any,
+        request: Any,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        call = getattr(self, action)
+        return call(name, request, timeout, metadata, credentials, wait_for_ready, compression)
 
-    _begin: Callable[..., Any]
-    """Begins a call and returns it."""
+    method.__qualname__ = name  # for Python's errors
+    return method
 
 
-class UnaryUnary(_MulticallableBase, grpc.UnaryUnaryMultiCallable):
+def _with_requests(action: str, name: str) -> Any:
+    """Make a method for a stream of requests, with gRPC's arguments; as `_with_request`."""
+
+    def method(
+        self: Any,
+        request_iterator: Any,
+        timeout: float | None = None,
+        metadata: Any = None,
+        credentials: grpc.CallCredentials | None = None,
+        wait_for_ready: bool | None = None,
+        compression: grpc.Compression | None = None,
+    ) -> Any:
+        call = getattr(self, action)
+        return call(
+            name, request_iterator, timeout, metadata, credentials, wait_for_ready, compression
+        )
+
+    method.__qualname__ = name
+    return method
+
+
+class UnaryUnary(grpc.UnaryUnaryMultiCallable):
     """One request, one response."""
 
     __slots__ = ()
 
-    def __call__(
-        self,
-        request: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._wait(
-            "__call__", request, timeout, metadata, credentials, wait_for_ready, compression
-        )
-
-    def with_call(
-        self,
-        request: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._wait(
-            "with_call", request, timeout, metadata, credentials, wait_for_ready, compression
-        )
-
-    def future(
-        self,
-        request: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._begin(
-            "future", request, timeout, metadata, credentials, wait_for_ready, compression
-        )
+    __call__ = _with_request("_wait", "__call__")
+    with_call = _with_request("_wait", "with_call")
+    future = _with_request("_begin", "future")
 
 
-class StreamUnary(_MulticallableBase, grpc.StreamUnaryMultiCallable):
+class StreamUnary(grpc.StreamUnaryMultiCallable):
     """A stream of requests, one response."""
 
     __slots__ = ()
 
-    def __call__(
-        self,
-        request_iterator: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._wait(
-            "__call__",
-            request_iterator,
-            timeout,
-            metadata,
-            credentials,
-            wait_for_ready,
-            compression,
-        )
-
-    def with_call(
-        self,
-        request_iterator: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._wait(
-            "with_call",
-            request_iterator,
-            timeout,
-            metadata,
-            credentials,
-            wait_for_ready,
-            compression,
-        )
-
-    def future(
-        self,
-        request_iterator: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._begin(
-            "future", request_iterator, timeout, metadata, credentials, wait_for_ready, compression
-        )
+    __call__ = _with_requests("_wait", "__call__")
+    with_call = _with_requests("_wait", "with_call")
+    future = _with_requests("_begin", "future")
 
 
-class UnaryStream(_MulticallableBase, grpc.UnaryStreamMultiCallable):
+class UnaryStream(grpc.UnaryStreamMultiCallable):
     """One request, a stream of responses."""
 
     __slots__ = ()
 
-    def __call__(
-        self,
-        request: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._begin(
-            "__call__", request, timeout, metadata, credentials, wait_for_ready, compression
-        )
+    __call__ = _with_request("_begin", "__call__")
 
 
-class StreamStream(_MulticallableBase, grpc.StreamStreamMultiCallable):
+class StreamStream(grpc.StreamStreamMultiCallable):
     """A stream of requests, a stream of responses."""
 
     __slots__ = ()
 
-    def __call__(
-        self,
-        request_iterator: Any,
-        timeout: float | None = None,
-        metadata: Any = None,
-        credentials: grpc.CallCredentials | None = None,
-        wait_for_ready: bool | None = None,
-        compression: grpc.Compression | None = None,
-    ) -> Any:
-        return self._begin(
-            "__call__",
-            request_iterator,
-            timeout,
-            metadata,
-            credentials,
-            wait_for_ready,
-            compression,
-        )
+    __call__ = _with_requests("_begin", "__call__")
 
 
 MULTICALLABLES: Final[Mapping[Kind, tuple[type, ...]]] = {
