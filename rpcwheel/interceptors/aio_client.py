@@ -335,6 +335,9 @@ class _ClientInterceptor:
         call = calls.begin(start, request, *options)
         return await call if isinstance(call, CoroutineType) else call
 
+    intercept_unary_unary = intercept_unary_stream = intercept
+    intercept_stream_unary = intercept_stream_stream = intercept
+
     def _add(self, method: bytes | str) -> CallFactory:
         name = method.decode() if isinstance(method, bytes) else method
         if len(self._calls) >= MAX_METHODS:
@@ -343,33 +346,19 @@ class _ClientInterceptor:
         return calls
 
 
-class _UnaryUnaryInterceptor(_ClientInterceptor, grpc.aio.UnaryUnaryClientInterceptor):
-    kind = Kind.UNARY_UNARY
-    intercept_unary_unary: Any = _ClientInterceptor.intercept
-
-
-class _UnaryStreamInterceptor(_ClientInterceptor, grpc.aio.UnaryStreamClientInterceptor):
-    kind = Kind.UNARY_STREAM
-    intercept_unary_stream: Any = _ClientInterceptor.intercept
-
-
-class _StreamUnaryInterceptor(_ClientInterceptor, grpc.aio.StreamUnaryClientInterceptor):
-    kind = Kind.STREAM_UNARY
-    intercept_stream_unary: Any = _ClientInterceptor.intercept
-
-
-class _StreamStreamInterceptor(_ClientInterceptor, grpc.aio.StreamStreamClientInterceptor):
-    kind = Kind.STREAM_STREAM
-    intercept_stream_stream: Any = _ClientInterceptor.intercept
+_INTERCEPTORS: Final = classes_by_kind(
+    _ClientInterceptor,
+    {
+        Kind.UNARY_UNARY: (grpc.aio.UnaryUnaryClientInterceptor,),
+        Kind.UNARY_STREAM: (grpc.aio.UnaryStreamClientInterceptor,),
+        Kind.STREAM_UNARY: (grpc.aio.StreamUnaryClientInterceptor,),
+        Kind.STREAM_STREAM: (grpc.aio.StreamStreamClientInterceptor,),
+    },
+)
 
 
 def interceptors_for(state: ClientState) -> list[grpc.aio.ClientInterceptor]:
     """Make one interceptor for each kind of call; all share the state."""
     state.begin_admission(None)
-    interceptors: list[grpc.aio.ClientInterceptor] = [
-        _UnaryUnaryInterceptor(state),
-        _UnaryStreamInterceptor(state),
-        _StreamUnaryInterceptor(state),
-        _StreamStreamInterceptor(state),
-    ]
+    interceptors = (each(state) for each in _INTERCEPTORS.values())
     return Interceptors(interceptors, AIO_CHANNEL, FOR_AIO)
