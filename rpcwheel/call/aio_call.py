@@ -43,7 +43,7 @@ from rpcwheel._grpc.aio_relay import (
     AwaitedRelay,
     Relay,
     abandon_attempt,
-    failure_of,
+    cancel_count,
     has_ended,
 )
 from rpcwheel._grpc.calls import (
@@ -506,9 +506,12 @@ class RetryingCall(Relay):
 
     def _run_task(self, coroutine: Any) -> asyncio.Task[None]:
         self.pause()
-        loop = asyncio.get_running_loop()
-        self._task = task = loop.create_task(coroutine, context=self._context.copy())
+        self._task = task = self._new_task(coroutine)
         return task
+
+    def _new_task(self, coroutine: Any) -> asyncio.Task[None]:
+        loop = asyncio.get_running_loop()
+        return loop.create_task(coroutine, context=self._context.copy())
 
     # --- Failback ---
 
@@ -693,35 +696,36 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
     def _follow(self, attempt: Any) -> None:
         """Wait for the end of an attempt, or for the coroutine that returns the attempt."""
         if isinstance(attempt, CoroutineType):
-            task = asyncio.get_running_loop().create_task(self._begin_awaited(attempt))
-            self._tasks.add(task)
+            self._tasks.add(task := self._new_task(self._begin_awaited(attempt)))
             task.add_done_callback(partial(self._has_begun, attempt))
         elif self.done():
             attempt.cancel()
         else:
             self._running.append(attempt)
-            if has_ended(attempt):  # a response of an inner interceptor takes no callbacks
-                self._on_hedge_done(attempt, None)
-            else:
-                attempt.add_done_callback(partial(self._on_hedge_done, attempt))
-                task = asyncio.get_running_loop().create_task(self._await_end(attempt))
-                self._awaiting.add(task)
-                task.add_done_callback(self._awaiting.discard)
+            self._awaiting.add(task := self._new_task(self._await_end(attempt)))
+            task.add_done_callback(self._awaiting.discard)
 
     async def _await_end(self, attempt: Any) -> None:
-        """Wait for the end of an attempt, to get an exception that is not a status.
+        """Wait for the end of an attempt, and handle it.
 
-        If a request can't be sent, such as one of a wrong type, grpc.aio (1.85) raises that from
-        `await`. The call does not end, and its done-callbacks are never called.
+        A done-callback does not suffice: if a request can't be sent, such as one of a wrong type,
+        grpc.aio (1.85) raises that from `await`, and the call does not end.
         """
+        error: BaseException | None = None
         try:
             await attempt
-        except (grpc.RpcError, asyncio.CancelledError):
-            return  # its done-callback handles it
-        except Exception as error:  # noqa: BLE001 - for the caller
-            if attempt in self._running:
-                self._running.remove(attempt)
-                self._hedge_failed(attempt, error)
+        except (Exception, asyncio.CancelledError) as raised:
+            if cancel_count():  # this task was canceled
+                raise
+            error = raised
+        if attempt not in self._running:  # it was overtaken
+            return
+        self._running.remove(attempt)
+        if error is None:
+            self.finish(attempt)
+        else:
+            self.attempts.failed()
+            self._hedge_failed(attempt, error)
 
     def _has_begun(self, attempt: Any, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -730,24 +734,7 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
     async def _begin_awaited(self, attempt: Any) -> None:
         self._follow(await self._await_attempt(attempt))
 
-    def _on_hedge_done(self, attempt: Any, _: Any) -> None:
-        if self.done() or attempt not in self._running:
-            return
-        try:
-            error = failure_of(attempt)
-        except BaseException as raised:  # noqa: BLE001 - of an inner interceptor, for the caller
-            error = raised
-        self._running.remove(attempt)
-        if error is None:
-            self.finish(attempt)
-        else:  # later: this runs inside of grpc, and not in the caller's context
-            self.attempts.failed()
-            soon = asyncio.get_running_loop().call_soon
-            soon(self._hedge_failed, attempt, error, context=self._context)
-
     def _hedge_failed(self, attempt: Any, error: BaseException) -> None:
-        if self.done():
-            return
         if isinstance(error, grpc.RpcError):
             self._decide(attempt, error)
         elif (
