@@ -356,8 +356,7 @@ class ConcurrencyGate:
 class MethodAdmission:
     """Whether attempts of one method of one target may be sent. Any thread may use it.
 
-    `kind` and `end` are those of `MethodCounts`, so that the ends of attempts are observed in the
-    same way.
+    `end` is that of `MethodCounts`, so that the ends of attempts are observed in the same way.
     """
 
     __slots__ = (
@@ -378,9 +377,6 @@ class MethodAdmission:
         "refusals",
         "target",
     )
-
-    kind: Final = ""
-    """Calls of any kind, for `CallObserver`."""
 
     ignores_invalid_requests: Final = True
     """A request that could not be sent says nothing about the server."""
