@@ -31,9 +31,8 @@ from pydantic import (
     model_validator,
 )
 from pydantic.alias_generators import to_camel
-from tenacity import wait_exponential
 
-from rpcwheel.backoff import RANDOM
+from rpcwheel.backoff import JitteredWait
 from rpcwheel.call.policy import HedgingPolicy, MethodPolicy, RetryPolicy, RetryThrottling
 from rpcwheel.errors import ConfigurationError, short_repr
 from rpcwheel.policy import messages_of, path_of, refusal
@@ -44,8 +43,6 @@ from .policy import KitPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from tenacity import RetryCallState
 
 MAX_ATTEMPTS: Final = 5
 """A higher `maxAttempts` counts as this (gRFC A6)."""
@@ -140,20 +137,14 @@ class _Retry(_Part):
         return RetryPolicy(
             retry_on=self.retryable_status_codes,
             max_attempts=min(self.max_attempts, MAX_ATTEMPTS),
-            backoff=_GrpcBackoff(
-                multiplier=self.initial_backoff,
-                max=self.max_backoff,
-                exp_base=self.backoff_multiplier,
+            backoff=JitteredWait(  # from 0.8 to 1.2 of the wait, as in gRFC A6
+                initial=1.2 * self.initial_backoff,
+                max=1.2 * self.max_backoff,
+                multiplier=self.backoff_multiplier,
+                jitter=0.4 / 1.2,
             ),
             retry_budget=throttling,
         )
-
-
-class _GrpcBackoff(wait_exponential):
-    """gRPC's wait before a retry: exponential up to a maximum, varied by 20 % (gRFC A6)."""
-
-    def __call__(self, retry_state: RetryCallState) -> float:
-        return super().__call__(retry_state) * RANDOM.uniform(0.8, 1.2)
 
 
 class _Hedging(_Part):
