@@ -19,7 +19,7 @@ from grpc._cython import cygrpc
 from .calls import ChannelMethods
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 STATES: Final = (
     grpc.ChannelConnectivity.IDLE,
@@ -55,27 +55,12 @@ def nested_channels(channel: Any) -> Iterator[Any]:
         channel = getattr(channel, "_channel", None)
 
 
-def state_reader(channel: Any) -> Callable[[bool], int]:
-    """Return a function that reads the state of a channel, fast enough to be used for each RPC.
-
-    The argument of the function says whether to connect if the channel is IDLE. The result is the
-    number of the state in gRPC's core. A state that is not known counts as READY, so that requests
-    are given to gRPC. If the channel is closed, the function may raise ValueError.
-    """
-    core = core_channel(channel)
-    if core is not None:
-        reader: Callable[[bool], int] = core.check_connectivity_state
-        return reader
-
-    def read(try_to_connect: bool) -> int:
-        state = _own_state(channel, try_to_connect)
-        return CORE_READY if state is None else STATES.index(state)
-
-    return read
-
-
 def core_channel(channel: Any) -> Any:
-    """Return the channel of gRPC's core below a channel; None if it is not found."""
+    """Return the channel of gRPC's core below a channel; None if it is not found.
+
+    `check_connectivity_state(False)` of it returns the number of its state, fast enough to be used
+    for each RPC. If the channel is closed, it raises ValueError.
+    """
     for inner in nested_channels(channel):
         if hasattr(inner, "check_connectivity_state"):
             return inner

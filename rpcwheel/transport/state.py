@@ -153,10 +153,10 @@ class Transport(Generic[C]):
         "calls",
         "channel",
         "connection_wanted",
+        "core",
         "drain_until_ns",
         "ended",
         "number",
-        "read_state",
         "reason",
         "replaced",
         "spans",
@@ -164,8 +164,8 @@ class Transport(Generic[C]):
 
     def __init__(self, channel: C, now_ns: Callable[[], int]) -> None:
         self.channel = channel
-        self.read_state: Callable[[bool], int]
-        """Reads the state of the connection; only in `grpc`."""
+        self.core: Any = None
+        """The channel of gRPC's core, if it is known; only in `grpc`."""
         self.number = 1
         """1 for the first transport of a `ReconnectingChannel`."""
         self.activity = ActivityStamps(now_ns)

@@ -31,9 +31,9 @@ from rpcwheel._grpc.calls import (
 from rpcwheel._grpc.connectivity import (
     CORE_READY,
     close_unavailable,
+    core_channel,
     core_state,
     is_bare,
-    state_reader,
     wait_for_polling_end,
 )
 from rpcwheel._grpc.finished import FinishedError
@@ -105,7 +105,7 @@ class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Chann
 
     def _transport(self, channel: grpc.Channel) -> SyncTransport:
         transport = Transport(channel, self._now_ns)
-        transport.read_state = state_reader(channel)
+        transport.core = core_channel(channel)
         return transport
 
     # Reconnecting
@@ -185,8 +185,11 @@ class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Chann
         As `get_state`, but faster: a balancer calls it for each call.
         """
         transports = self.transports
+        core = transports.active.core
+        if core is None:
+            return transports.accepts_calls and self.get_state() in {None, READY}
         try:
-            is_ready = transports.active.read_state(False) == CORE_READY
+            is_ready: bool = core.check_connectivity_state(False) == CORE_READY
         except ValueError:  # closed
             return False
         return is_ready and transports.accepts_calls

@@ -8,13 +8,11 @@ import pytest
 from fixtures.shop import UNARY_UNARY, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel._grpc.connectivity import (
-    CORE_READY,
     close_unavailable,
     core_channel,
     core_state,
     has_polling_thread,
     is_bare,
-    state_reader,
     wait_for_polling_end,
 )
 from rpcwheel.transport import ReconnectingChannel
@@ -39,17 +37,18 @@ def intercepted(channel):
 @pytest.mark.parametrize("kind", [grpc.insecure_channel, ReconnectingChannel])
 def test_the_state_of_a_channel_is_found_below_its_interceptors(shop, kind, wrap):
     with kind(shop.target) as channel:
-        read = state_reader(wrap(channel))
         assert core_state(wrap(channel)) is IDLE
         assert core_state(wrap(channel), try_to_connect=True) is IDLE
         assert wait_until(lambda: core_state(wrap(channel)) is READY)
-        assert read(False) == CORE_READY
     assert core_state(wrap(channel)) is SHUTDOWN
 
 
-def test_a_channel_of_the_users_is_not_asked_for_its_state():
+def test_a_channel_of_the_users_is_not_asked_for_its_state_and_counts_as_ready():
     channel = Mock(spec=grpc.Channel, get_state=Mock(return_value=IDLE))
-    assert (core_state(channel), state_reader(channel)(True)) == (None, CORE_READY)
+    assert core_state(channel) is None
+    with ReconnectingChannel("shop", connect=lambda _: channel) as reconnecting:
+        assert reconnecting.is_ready()
+    assert not reconnecting.is_ready()
     assert channel.get_state.mock_calls == []
 
 
