@@ -55,9 +55,7 @@ _refused_class: Final = refused_classes(_Refused, globals())
 def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcError:
     """Make the error of a call that could not be queued: a `FailbackError` and an `AioRpcError`.
 
-    Args:
-        refusal: Why the call could not be queued.
-        error: How it failed; its code and metadata are taken over.
+    It has the code and the metadata of `error`, with which the call failed.
     """
     code, _, initial, trailing = FailureStatus.of(error)
     kind = _refused_class(refusal)
@@ -209,16 +207,9 @@ def finished_call(
 ) -> FinishedCall:
     """Make a call that has ended with a status.
 
-    If the code is not OK, the call raises the status. If the client canceled it (code
-    CANCELLED with the details of grpc.aio), it raises `CancelledError`, as calls of grpc.aio do.
-
-    Args:
-        kind: The kind of call.
-        code: The status code.
-        details: The status details.
-        result: The response, or a sequence of responses; None for no responses.
-        initial: Initial metadata.
-        trailing: Trailing metadata.
+    If the code is not OK, the call raises the status. If the client canceled it (code CANCELLED
+    with the details of grpc.aio), it raises `CancelledError`, as calls of grpc.aio do. The `result`
+    of a response stream is a sequence of responses, or None.
     """
     status = grpc.aio.AioRpcError(
         code, aio_metadata(initial), aio_metadata(trailing), details, details

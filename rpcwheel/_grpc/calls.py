@@ -371,11 +371,7 @@ def _is_invalid_request(code: str, ended: object) -> bool:
 def are_of_invalid_request(code: str, details: object) -> bool:
     """Whether gRPC has ended a call because of the call itself.
 
-    Then the status says nothing about the server.
-
-    Args:
-        code: One of `INVALID_REQUEST_CODES`.
-        details: The details of the status.
+    Then the status says nothing about the server. `code` is one of `INVALID_REQUEST_CODES`.
     """
     if not isinstance(details, str):
         return False

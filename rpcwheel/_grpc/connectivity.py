@@ -79,9 +79,7 @@ def core_state(
 ) -> grpc.ChannelConnectivity | None:
     """Return the state of a channel of `grpc`; None if unknown, SHUTDOWN if closed.
 
-    Args:
-        channel: gRPC's own channel or one of this package, with or without interceptors.
-        try_to_connect: Whether to connect if the channel is IDLE.
+    `try_to_connect`: connect if the channel is IDLE.
     """
     core = core_channel(channel)
     if core is None:
@@ -142,11 +140,7 @@ def close_unavailable(channel: grpc.Channel, details: str) -> None:
 
     If the channel of gRPC's core is not found, the calls end with CANCELLED, as by `close`. Waits
     until the channel's thread has run the done-callbacks of the calls, so it must not be called on
-    that thread.
-
-    Args:
-        channel: gRPC's own channel, with or without interceptors.
-        details: The status details. Characters that can't be encoded are escaped.
+    that thread. Characters of the details that can't be encoded are escaped.
     """
     core = core_channel(channel)
     try:

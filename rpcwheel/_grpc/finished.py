@@ -94,15 +94,9 @@ class FinishedError(grpc.RpcError, FinishedCall):
         error: BaseException | None = None,
         cancelled: bool = False,
     ) -> None:
-        """Make a failed call.
+        """Make a failed call, which raises `error`, or itself if that is None.
 
-        Args:
-            code: The status code.
-            details: The status details.
-            initial: Initial metadata, from the server if it sent any.
-            trailing: Trailing metadata, likewise.
-            error: The exception to raise; None for this object.
-            cancelled: Whether the caller canceled it; then `result` raises `FutureCancelledError`.
+        If its caller has `cancelled` it, `result` raises `FutureCancelledError`.
         """
         FinishedCall.__init__(self, code, details, initial, trailing)
         self._other_error = error
@@ -162,11 +156,8 @@ _refused_class: Final = refused_classes(_Refused, globals())
 def refused_by(refusal: FailbackError, error: BaseException) -> FinishedError:
     """Make the error of a call that could not be queued: a `FailbackError` and a failed call.
 
-    `except grpc.RpcError` catches it, and grpc passes it to outer interceptors as the call.
-
-    Args:
-        refusal: Why the call could not be queued.
-        error: How it failed, with a status.
+    `except grpc.RpcError` catches it, and grpc passes it to outer interceptors as the call. It has
+    the code and the metadata of `error`, with which the call failed.
     """
     refused = _refused_class(refusal)(refusal, error)
     refused.__cause__ = error
@@ -184,14 +175,7 @@ class FinishedResponse(FinishedCall):
         initial: Metadata = (),
         trailing: Metadata = (),
     ) -> None:
-        """Make a successful call.
-
-        Args:
-            response: The response.
-            details: The status details.
-            initial: Initial metadata of the failed call.
-            trailing: Trailing metadata of the failed call.
-        """
+        """Make a successful call, with the metadata of the failed one."""
         super().__init__(grpc.StatusCode.OK, details, initial, trailing)
         self._response = response
 

@@ -488,12 +488,8 @@ class _BalancedMethod:
 def _was_closed(subchannel: Subchannel, before: Any, error: ValueError) -> bool:
     """Whether a call was refused because its subchannel was removed or its channel closed.
 
-    gRPC has not begun the call then.
-
-    Args:
-        subchannel: The subchannel that was picked.
-        before: Its connection, read before the multicallable.
-        error: The exception of the call.
+    gRPC has not begun the call then. `before` is the connection of the subchannel, read before the
+    multicallable.
     """
     if not was_not_invoked(error):
         return False

@@ -53,12 +53,7 @@ NO_CONVENTIONS: Final = Conventions()
 
 
 def conventions_of(instance: ServiceInstance, client: DubboClient | None) -> Conventions:
-    """Return the conventions of an instance.
-
-    Args:
-        instance: The instance.
-        client: None if the registry is not Dubbo's.
-    """
+    """Return the conventions of an instance; the client is None if the registry is not Dubbo's."""
     metadata = instance.metadata
     if INTERFACE not in metadata:
         return NO_CONVENTIONS

@@ -99,11 +99,8 @@ class OutlierEjection:
     ) -> int | None:
         """Eject a subchannel and return for how long; None if too many are, or it is no outlier.
 
-        Args:
-            health: The health of the subchannel.
-            everyone: That of all subchannels of the channel.
-            used: That of the subchannels that get calls.
-            now_ns: The time now.
+        `everyone` is the health of all subchannels of the channel, `used` that of those that get
+        calls.
         """
         policy = self._policy
         ejected = sum(other.ejected for other in everyone) + 1
@@ -165,11 +162,8 @@ class SelfPreservation(Generic[S]):
     ) -> tuple[dict[str, S], list[ServiceInstance]]:
         """Return the subchannels to keep as stale, and instances that become stale ones again.
 
-        Args:
-            present: The subchannels, by id.
-            listed: The ids that the registry lists now.
-            expired: Those that it lost, and not by a withdrawal.
-            now_ns: The time now.
+        The registry lists the ids in `listed` now. It has lost those in `expired`, and not by a
+        withdrawal.
         """
         if not self._enabled:
             return {}, []

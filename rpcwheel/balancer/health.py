@@ -80,11 +80,7 @@ class HealthChecker(Generic[S]):
     def __init__(self, pool: SubchannelPool[S], prober: Prober, timer: Timer | None) -> None:
         """Make a checker; checks nothing yet.
 
-        Args:
-            pool: The subchannels.
-            prober: Sends the checks.
-            timer: The timer of the checks; None for `shared_timer()`. Its timeouts have only weak
-                references.
+        The timeouts of the timer have only weak references.
         """
         policy = pool.policy
         backoff = policy.health_check_backoff
@@ -135,10 +131,8 @@ class HealthChecker(Generic[S]):
     def mark_unhealthy(self, subchannel: S, reason: str, *, ejects: bool = False) -> None:
         """Give a subchannel no calls while a healthy one is READY; check its health.
 
-        Args:
-            subchannel: Ignored if it is unhealthy already, or removed.
-            reason: The reason for the event.
-            ejects: Whether it is ejected, unless too many others are, or fail as often.
+        Ignored if it is unhealthy already, or removed. With `ejects` it is ejected, unless too many
+        others are, or fail as often.
         """
         pool, health = self._pool, subchannel.health
         with pool.lock:
@@ -188,12 +182,10 @@ class HealthChecker(Generic[S]):
             self.check_later(subchannel, 0)
 
     def check_later(self, subchannel: S, delay_ns: int | None = None) -> None:
-        """Check a subchannel after a delay. Replaces a check that is scheduled.
+        """Check an unhealthy, stale or suspected subchannel after a delay.
 
-        Args:
-            subchannel: An unhealthy, stale or suspected subchannel.
-            delay_ns: The delay; None for that of the backoff, or `STALE_INTERVAL_NS` if it is
-                stale.
+        Replaces a check that is scheduled. Without a delay, that is the one of the backoff, or
+        `STALE_INTERVAL_NS` if the subchannel is stale.
         """
         pool = self._pool
         if pool.closed:
@@ -331,12 +323,9 @@ class HealthChecker(Generic[S]):
     def is_probing_failures(self, subchannels: Sequence[S], now_s: float) -> bool:
         """Whether probes find out now why servers can't be reached; starts them if it is time.
 
-        The state of gRPC has no reason. The user's request must not be sent for that. False if they
-        take longer than `EXPLAIN_AGAIN_S`: code of the user may block the thread that ends them.
-
-        Args:
-            subchannels: Those of a call; the first ones are probed, each once in `EXPLAIN_AGAIN_S`.
-            now_s: The time now, on the monotonic clock.
+        The state of gRPC has no reason. The user's request must not be sent for that. Of the
+        subchannels of a call, the first ones are probed, each once in `EXPLAIN_AGAIN_S`. False if
+        the probes take longer than that: code of the user may block the thread that ends them.
         """
         pool = self._pool
         with pool.lock:

@@ -99,9 +99,7 @@ class WaitRules:
     def __init__(self, name: str, pick_timeout_s: float) -> None:
         """Begin without known instances.
 
-        Args:
-            name: The name of the service.
-            pick_timeout_s: How long a call without `wait_for_ready` waits.
+        Calls without `wait_for_ready` wait for `pick_timeout_s`.
         """
         self.name = name
         self.pick_timeout_s = pick_timeout_s
@@ -126,14 +124,7 @@ class WaitRules:
     ) -> PendingPick:
         """Begin to wait with a call that got no subchannel.
 
-        Args:
-            method: The full name of the method.
-            message: The request; None if it is a stream.
-            metadata: The metadata of the call.
-            timeout_s: The timeout of the call; None for no timeout.
-            wait_for_ready: Whether it waits until its deadline, also if no server can be reached.
-            now_s: The time now.
-            tried: As of `SubchannelPool.pick_other`.
+        The message of a stream is None. `tried` is as of `SubchannelPool.pick_other`.
         """
         limit_s = timeout_s
         if not wait_for_ready:
@@ -160,12 +151,9 @@ class WaitRules:
         wait_for_ready: bool = False,
         empty_reason: str = "",
     ) -> Refusal | None:
-        """Return the status of a call that got no subchannel; None if the call waits.
+        """Return the status of a call that got none of its subchannels; None if the call waits.
 
-        Args:
-            subchannels: The subchannels for the call.
-            wait_for_ready: Whether the call waits until its deadline.
-            empty_reason: Why there are none for this call; "": as for all calls.
+        `empty_reason` says why there are no subchannels for this call; "": as for all calls.
         """
         if self.unusable:
             return Refusal(grpc.StatusCode.FAILED_PRECONDITION, self.unusable)

@@ -81,10 +81,8 @@ class Picking(Generic[S]):
     def __init__(self, picker: Picker, zone: str, slow_start_ns: int) -> None:
         """Begin without subchannels.
 
-        Args:
-            picker: The load-balancing policy.
-            zone: The preferred zone; "" for no preference.
-            slow_start_ns: How long the weight of an instance that has just started grows; 0: not.
+        The weight of an instance that has just started grows for `slow_start_ns`; 0: it does not
+        grow.
         """
         self._picker = picker
         self._zone = zone

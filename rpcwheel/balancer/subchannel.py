@@ -54,10 +54,8 @@ class RecentErrors:
     def count_error(self, now_ns: int, successes: int, *, is_in_successes: bool) -> None:
         """Count a call that failed because of the server.
 
-        Args:
-            now_ns: The time now.
-            successes: `SubchannelHealth.successes` now.
-            is_in_successes: Whether they include this call: its status was an answer.
+        `successes` are those of `SubchannelHealth` now. They include this call if its status was an
+        answer (`is_in_successes`).
         """
         rest = self._rest(now_ns)
         self.errors = self.errors * rest + 1.0

@@ -587,14 +587,10 @@ class SubchannelPool(Generic[S]):
     ) -> S | None:
         """Pick a subchannel that the call was not sent to, if there is one, and add it to `tried`.
 
-        Args:
-            tried: The subchannels that the attempts of the call were sent to; None if the call may
-                go to any.
-            method: The full name of the method.
-            request: The request; None if it is a stream.
-            metadata: The metadata of the call.
-            waited_s: How long the attempt has waited. While another subchannel is connecting, it
-                waits for `OTHER_TIMEOUT_S`; then a subchannel that was tried is picked.
+        `tried` has the subchannels that the attempts of the call were sent to; None if the call may
+        go to any. The request of a stream is None. While another subchannel is connecting, the
+        attempt waits for `OTHER_TIMEOUT_S`; if it has waited for so long, a subchannel that was
+        tried is picked.
         """
         picked = (self.pick_again if waited_s else self.pick)(method, request, metadata)
         if picked is None or tried is None:
@@ -677,9 +673,8 @@ class SubchannelPool(Generic[S]):
     def refresh(self, picking: Picking[S] | None = None, *, if_due: bool = False) -> None:
         """Read states, prepare the picker after changes, and connect IDLE subchannels.
 
-        Args:
-            picking: Whose subchannels to read; None: of all that calls use.
-            if_due: Whether to do nothing if another thread has just done it.
+        Reads those of a picking; None: of all that calls use. `if_due`: does nothing if another
+        thread has just done it.
         """
         with self.lock:
             if picking is not None:

@@ -30,13 +30,7 @@ class BalancerSubscriptions(StateSubscribers):
     """The subscribers to one channel's state, which a worker reads for them. Thread-safe."""
 
     def __init__(self, name: str, get_state: Callable[[bool], State], timer: Timer | None) -> None:
-        """Make a list without subscribers.
-
-        Args:
-            name: The name of the channel.
-            get_state: Returns the state; `get_state(True)` also connects subchannels.
-            timer: The timer that schedules the reads; None for `shared_timer()`.
-        """
+        """Make a list without subscribers. `get_state(True)` also connects subchannels."""
         super().__init__(name)
         self._get_state = get_state
         self._timer = timer

@@ -83,11 +83,7 @@ class InstanceSubset:
             self._add(instance)
 
     def chosen(self, *, beside: int = 0) -> list[ServiceInstance]:
-        """Return the instances that get a subchannel.
-
-        Args:
-            beside: The number of places that are taken by stale instances.
-        """
+        """Return the instances that get a subchannel, `beside` so many stale ones."""
         if self._size is None:
             return list(self.usable.values())
         size = max(1, self._size - beside)

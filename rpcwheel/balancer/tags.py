@@ -31,11 +31,7 @@ class TagRouter(Generic[S]):
     """The `Picking` of each tag. The caller holds the lock of the pool in `route`."""
 
     def __init__(self, new_picking: Callable[[], Picking[S]]) -> None:
-        """Begin without subchannels and without tags.
-
-        Args:
-            new_picking: Makes the pickings.
-        """
+        """Begin without subchannels and without tags; `new_picking` makes the pickings."""
         self.client: DubboClient | None = None
         """The client of a registry of Dubbo's; None: there is no such registry."""
         self.untagged = new_picking()

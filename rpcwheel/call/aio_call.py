@@ -116,14 +116,9 @@ class CallFactory:
         config: MethodConfig | None = None,
         serialize: Callable[[Any], bytes] | None = None,
     ) -> None:
-        """Make the factory.
+        """Make the factory, with the configuration of the client's policies if `config` is None.
 
-        Args:
-            state: The state of the client.
-            method: The full name of the method.
-            kind: The kind of call.
-            config: The configuration; None for that of the client's policies.
-            serialize: The serializer of requests, for a journal; None if they are bytes.
+        A journal needs the serializer of requests; None if they are bytes.
         """
         self.state = state
         self.method = method
@@ -154,14 +149,9 @@ class CallFactory:
         metadata: Iterable[tuple[str, str | bytes]] | None,
         wait_for_ready: bool | None,
     ) -> Any:
-        """Begin a call.
+        """Begin a call, with arguments as its caller gave them.
 
-        Args:
-            start: Begins an attempt.
-            request: The request, an iterator of requests, or None if they will be written.
-            timeout: As given by the caller, in seconds.
-            metadata: As given by the caller.
-            wait_for_ready: As given by the caller.
+        The request of a stream is an iterator, or None if the requests will be written.
 
         Returns:
             The call for the caller; or a coroutine that returns it, if `start` returns a coroutine.
@@ -795,16 +785,7 @@ class Delivery(KeptDelivery):
         wait_for_ready: bool | None,
         attempts: int,
     ) -> None:
-        """Store the arguments of an attempt.
-
-        Args:
-            calls: The factory of the method's calls.
-            start: Begins an attempt.
-            timeout: The timeout of each delivery in seconds.
-            metadata: The metadata of the caller that deliveries are sent with.
-            wait_for_ready: As given by the caller.
-            attempts: The number of attempts so far.
-        """
+        """Store the arguments of an attempt; `attempts` is the number of attempts so far."""
         super().__init__(calls.method, calls.state.failback.key, timeout, attempts)
         self.calls = calls
         self.start = start
@@ -846,14 +827,8 @@ def begin_deferred(
 ) -> RetryingCall:
     """Return a call whose only attempt begins in a task: `start` returns a coroutine.
 
-    Args:
-        calls: The factory of the method's calls, whose policies do not apply.
-        start: Begins the attempt.
-        request: The request, an iterator of requests, or None if they will be written.
-        timeout: The timeout of the attempt, in seconds.
-        metadata: The metadata of the attempt.
-        wait_for_ready: As given by the caller.
-        on_end: Called when the call has ended or was dropped, perhaps before its task has run.
+    No policies apply to it. `on_end` is called when the call has ended or was dropped, perhaps
+    before its task has run.
     """
     if not calls.kind.streams_requests:
         request = copy_of(request)  # the caller may change it before it is sent

@@ -26,12 +26,7 @@ class RequestStream:
     """The requests of one call, from an iterator of the user."""
 
     def __init__(self, requests: Any, limit_bytes: int) -> None:
-        """Make the stream; reads nothing yet.
-
-        Args:
-            requests: The caller's plain or asynchronous iterator.
-            limit_bytes: The size of the buffer.
-        """
+        """Make the stream from a plain or asynchronous iterator; reads nothing yet."""
         self.buffer = ReplayBuffer(limit_bytes)
         self._plain: Iterator[Any] | None = None
         self._async: AsyncIterable[Any] | None = None

@@ -180,13 +180,9 @@ class RetryPlan:
         config: RetryConfig | None,
         budget: Budget | None,
     ) -> None:
-        """Make the plan of a call whose first attempt was made.
+        """Make the plan of a call; arguments as of `Attempts`.
 
-        Args:
-            started_ns: When the first attempt was made.
-            deadline_ns: When all attempts must have ended; `NEVER` for no limit.
-            config: The retry settings of the method; None for no retries.
-            budget: The budget of the target, in which the call was counted; None for no limit.
+        Without a config there are no retries.
         """
         self._started_ns = started_ns
         self._deadline_ns = deadline_ns
@@ -318,7 +314,7 @@ class HedgingPlan:
     def __init__(
         self, started_ns: int, deadline_ns: int, config: HedgingConfig, budget: Budget | None
     ) -> None:
-        """Make the plan of a call whose first attempt was made; arguments as of `RetryPlan`."""
+        """Make the plan of a call whose first attempt was made; arguments as of `Attempts`."""
         self._config = config
         self._budget = budget
         self._deadline_ns = deadline_ns
@@ -484,11 +480,8 @@ class Attempts:
     def next(self, now_ns: int, *, can_resend: bool = True) -> Step | None:
         """Return what to do now; None if that is to wait for attempts that run, or nothing.
 
-        A `NextAttempt` counts as running. A `Stop` is returned once.
-
-        Args:
-            now_ns: The time now.
-            can_resend: Whether all requests of the call can be sent again.
+        A `NextAttempt` counts as running. A `Stop` is returned once. If not all requests of the
+        call can be sent again (`can_resend`), no further attempt is made.
         """
         if self.is_over:
             return None
@@ -608,10 +601,7 @@ class Attempts:
     ) -> Response | FailbackError | None:
         """Decide what the caller gets after `Enqueue`: a response, a refusal, or the failure.
 
-        Args:
-            policy: Of the command.
-            error: The status of the last attempt.
-            outcome: What the queue has returned, or the exception of the queue or of user code.
+        `outcome` is what the queue has returned, or what it or user code has raised.
         """
         if isinstance(outcome, FailbackError):
             return outcome

@@ -127,12 +127,7 @@ class RetryThrottle:
     __slots__ = ("_max", "_ratio", "_tokens")
 
     def __init__(self, max_tokens: int, token_ratio: float) -> None:
-        """Make a full bucket.
-
-        Args:
-            max_tokens: The size of the bucket.
-            token_ratio: How many tokens a success adds.
-        """
+        """Make a full bucket, to which each success adds `token_ratio` tokens."""
         self._max = max_tokens * 1000  # in thousandths, the precision of gRFC A6
         self._ratio = int(token_ratio * 1000 + 1e-6)  # 1.001 * 1000 is 1000.9999999999999
         self._tokens = self._max

@@ -232,11 +232,9 @@ class ClientState:
         )
 
     def begin(self, config: MethodConfig, timeout: float | None) -> tuple[int, int, int]:
-        """Begin a call. Creates no plan: most calls need only their first attempt.
+        """Begin a call, with the timeout that its caller gave.
 
-        Args:
-            config: The configuration of its method.
-            timeout: As given by the caller, in seconds; None without one.
+        Creates no plan: most calls need only their first attempt.
 
         Returns:
             The time now, the deadline of the call, and the deadline of its first attempt. If the

@@ -46,10 +46,6 @@ def read_criticality(
 
     Never raises for what a client has sent. If the metadata has no valid value, or several, returns
     None and emits `CriticalityUnknown`, once for each method and reason.
-
-    Args:
-        metadata: The invocation metadata of the call.
-        method: The full name of the method, for the event.
     """
     for pair in metadata or ():  # runs for each call; gRPC's pairs take longer to unpack
         if pair[0] == CRITICALITY_KEY:

@@ -38,11 +38,7 @@ LATE_READ_S: Final = 0.02
 
 
 def read_timeout_s(left_s: float | None) -> float:
-    """Return how long to read the rest of a request stream.
-
-    Args:
-        left_s: The time until the deadline of the call; None without a deadline.
-    """
+    """Return how long to read the rest of a request stream, `left_s` before the deadline."""
     return READ_TIMEOUT_S if left_s is None else min(READ_TIMEOUT_S, max(LATE_READ_S, left_s))
 
 
@@ -142,14 +138,10 @@ class ClientFailback:
         requests: Iterable[Any],
         serialize: Callable[[Any], bytes] | None,
     ) -> FailedRpc:
-        """Serialize a failed call, to be stored.
+        """Serialize a failed call, to be stored in the journal of a policy.
 
-        Args:
-            policy: With a journal.
-            kind: The kind of call.
-            details: Of the call, with the timeout of its deliveries.
-            requests: All its requests.
-            serialize: The serializer of its multicallable; None if the requests are bytes.
+        `details` have the timeout of its deliveries. `requests` are all of the call; without a
+        serializer they are bytes.
 
         Raises:
             Exception: A request cannot be serialized, or the user's `order_key` has raised.
@@ -187,10 +179,8 @@ def default_messages(default: Any) -> Sequence[Any]:
 def response_status(outcome: str | None, error: BaseException) -> dict[str, Any]:
     """Return the details and the metadata of a response of a policy, as keyword arguments.
 
-    Args:
-        outcome: What failback did with the call: "queued" or "dropped"; None if the response is
-            that of a `DefaultResponsePolicy`.
-        error: How the call failed.
+    `outcome` is what failback did with the call, "queued" or "dropped"; None if the response is
+    that of a `DefaultResponsePolicy`.
     """
     code, details, initial, trailing = FailureStatus.of(error)
     if outcome is None:

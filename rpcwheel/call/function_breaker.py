@@ -302,11 +302,9 @@ class _RunningCall:
         return result
 
     def ended(self, error: BaseException | None, now_ns: int | None = None) -> None:
-        """End with an error, or None for success. Runs the user's predicates.
+        """End with an error, or None for success, now or at `now_ns`.
 
-        Args:
-            error: That of the function.
-            now_ns: When it ended; None: now.
+        Runs the user's predicates.
         """
         guard = self._guard
         now_ns = guard.now_ns() if now_ns is None else now_ns

@@ -17,11 +17,7 @@ class ChannelKeeper:
     """
 
     def __init__(self, *, is_used: bool) -> None:
-        """Begin without a call, for an open channel.
-
-        Args:
-            is_used: Whether calls may be queued; True as soon as one was.
-        """
+        """Begin without a call, for an open channel whose calls may be queued if `is_used`."""
         self._lock = threading.RLock()  # a finalizer may queue or end a call at any time
         self._calls = 0
         self._is_over = False
@@ -77,14 +73,9 @@ class KeptDelivery:
     def __init__(
         self, method: str, channel: object, timeout_s: float | None, attempts: int = 1
     ) -> None:
-        """Begin without a channel that is kept.
+        """Begin without a channel that is kept, after a number of attempts.
 
-        Args:
-            method: The full name of the method.
-            channel: The same for all calls of a channel, whose deliveries are paced together; or
-                None.
-            timeout_s: The timeout of each attempt.
-            attempts: The number of attempts so far.
+        Deliveries with the same `channel` are paced together; None: with no others.
         """
         self.label = method
         """The name of the call in failback's events."""

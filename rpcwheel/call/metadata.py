@@ -120,11 +120,6 @@ def with_attempt(
 
     From the second attempt on, values that the caller gave are replaced: a server may pass on the
     metadata of a call that was itself a retry.
-
-    Args:
-        metadata: That of the call, without a nonce.
-        number: 1 for the first attempt.
-        nonce: That of the attempt; None for none.
     """
     pairs = () if metadata is None else tuple((key, value) for key, value in metadata)
     if nonce is not None:
@@ -159,12 +154,9 @@ def result_of(
 ) -> AttemptResult:
     """Return the result of an attempt that failed with `error`.
 
-    Args:
-        error: A finished call of `grpc`, or an exception of `grpc` or `grpc.aio`. An exception of
-            an inner interceptor may have only a code, or no code.
-        committed: Whether the attempt can't be repeated, see `AttemptResult.committed`.
-        nonce: That of the attempt; None if it had none.
-        server: The subchannel of the attempt; None if the channel has only one server.
+    That is a finished call of `grpc`, or an exception of `grpc` or `grpc.aio`. An exception of an
+    inner interceptor may have only a code, or no code. `server` is the subchannel of the attempt;
+    None if the channel has only one server.
     """
     code = getattr(value_of(error, "code"), "name", None)
     if code not in CODES:  # it is no status of gRPC, but perhaps a bug: not to be repeated
@@ -184,9 +176,5 @@ def result_of(
 
 
 def not_sent_metadata(pushback_ns: int | None) -> Metadata:
-    """Return the trailing metadata of an attempt that the client has refused, without sending it.
-
-    Args:
-        pushback_ns: How long to wait before the next call; None if that is not known.
-    """
+    """Return the trailing metadata of an attempt that the client has refused, and not sent."""
     return () if pushback_ns is None else ((PUSHBACK_KEY, str(-(-pushback_ns // 1_000_000))),)

@@ -166,17 +166,10 @@ class ClientCall:
     ) -> None:
         """Begin a call, or continue with a call whose first attempt was made.
 
-        Args:
-            state: The state of the client.
-            kind: The kind of call.
-            start: Makes an attempt: `start(details, request)` returns a call.
-            details: The call details of the caller or of an outer interceptor.
-            request: The message, or the iterator of messages.
-            begun: The configuration and the result of `ClientState.begin`, if the first attempt was
-                made; None if not.
-            start_delivery: Makes an attempt in the background, after failback has queued the call;
-                None for `start`.
-            serialize: The serializer of requests, for a journal; None if they are bytes.
+        `start(details, request)` makes an attempt, and returns a call; `start_delivery` makes one
+        in the background, after failback has queued the call. If the first attempt was made,
+        `begun` has the configuration and the result of `ClientState.begin`. A journal needs the
+        serializer of requests; None if they are bytes.
         """
         details = details_of(details)
         self.state = state
@@ -307,12 +300,7 @@ class ClientCall:
     def end(self, call: AnyCall, error: BaseException, *, received: bool = False) -> AnyCall:
         """Return the call for the caller after a failure that is not retried.
 
-        Runs users' predicates.
-
-        Args:
-            call: The failed attempt.
-            error: How it failed.
-            received: Whether the caller has received messages of it.
+        Runs users' predicates. `received`: the caller has received messages of the failed attempt.
 
         Raises:
             FailbackFull, FailbackClosed: The call can't be queued. The exception is also a
@@ -471,17 +459,10 @@ class Delivery(KeptDelivery):
         channel: object = None,
         channel_calls: ChannelCalls | None = None,
     ) -> None:
-        """Keep what is needed to make the call.
+        """Keep what is needed to make the call, after a number of attempts.
 
-        Args:
-            method: The full name of the method.
-            kind: The kind of call.
-            start: Makes an attempt: `start(details, request)` returns a call.
-            details: The call details of each attempt.
-            attempts: The number of attempts so far.
-            channel: The same for all calls of a channel, whose deliveries are paced together.
-            channel_calls: The calls of the channel, with which deliveries do not end; None if it
-                has no policies.
+        Deliveries of calls with the same `channel` are paced together. They do not end with the
+        `channel_calls`, which are None if the channel has no policies.
         """
         super().__init__(method, channel, details.timeout, attempts)
         self._kind = kind
@@ -518,9 +499,7 @@ def channel_closed() -> FinishedError:
 def begin(call: ClientCall, *, may_block: bool = False) -> AnyCall:
     """Begin a call of `.future()`, or a response stream.
 
-    Args:
-        call: The call.
-        may_block: Whether the first attempt may block until its end; see `is_blocking_unary`.
+    `may_block`: the first attempt may block until its end, see `is_blocking_unary`.
     """
     if call.is_late:
         return call.end_late()
@@ -1144,13 +1123,9 @@ class DeferredCall(StreamAttempts):
     """A call whose only attempt begins later, for example when a subchannel is READY."""
 
     def __init__(self, state: ClientState, kind: Kind, details: Details, request: Any) -> None:
-        """Begin a call without an attempt.
+        """Begin a call without an attempt, with a state without policies.
 
-        Args:
-            state: A state without policies.
-            kind: The kind of call.
-            details: The call details, with metadata that can be read more than once.
-            request: The message, or the iterator of messages.
+        The metadata in `details` can be read more than once.
         """
         now_ns, timeout = state.now_ns(), details.timeout
         deadline_ns = (

@@ -85,14 +85,7 @@ def _begin(
 ) -> AnyCall:
     """Begin an attempt, and report its end.
 
-    Args:
-        kind: The kind of call.
-        start: Begins the attempt.
-        details: The call details.
-        request: The message, or the iterator of messages.
-        admission: That of the method.
-        state: The state of the client.
-        waits_here: Whether this thread waits, if the attempt may be sent later.
+    If it may be sent only later, this thread waits (`waits_here`), or the call begins later.
     """
     entered = admission.enter(details.timeout)
     if isinstance(entered, Waiting):

@@ -46,14 +46,7 @@ def begin_admitted(
 ) -> Any:
     """Return the call `start(request, ...)`, or one that is sent later, or one that has failed.
 
-    Args:
-        calls: The factory of the method's calls.
-        admission: That of the method.
-        start: Begins an attempt; a multicallable.
-        request: The request, or an iterator of requests.
-        timeout: The timeout of the attempt.
-        metadata: Its metadata.
-        **options: Other arguments of `start`.
+    `start` is a multicallable; the options are its arguments.
     """
     if calls.state.loop is None:
         calls.state.loop = asyncio.get_running_loop()

@@ -39,13 +39,10 @@ class InterceptedChannelBase:
         state: ClientState,
         owner: FailbackQueuesBase[Any] | None = None,
     ) -> None:
-        """Apply policies to a channel.
+        """Apply policies to a channel, of the user or of the kit.
 
-        Args:
-            channel: The user's channel, or the kit's.
-            state: The state of the client.
-            owner: The kit's queues, if the kit has made the channel. Keeps the connections of a
-                closed channel while calls of it are queued.
+        If the kit has made it, its queues are the owner, and keep the connections of a closed
+        channel while calls of it are queued.
 
         Raises:
             TypeError: `channel` is not a channel of the world.
@@ -93,12 +90,8 @@ def client_state(
 ) -> ClientState:
     """Make the state of a client.
 
-    Args:
-        policy: The policies of its calls.
-        timer: Any rpcwheel timer, or None.
-        queues: The `FailbackQueues` for its calls; None makes new ones.
-        queues_class: The class of `queues`, which differs between `grpc` and `grpc.aio`.
-        breakers: Those of the kit; None for new ones.
+    Without `queues` it gets new ones, of the `queues_class` of the world; without `breakers`, new
+    ones too.
 
     Raises:
         TypeError: An argument is of a wrong type.
@@ -124,17 +117,10 @@ def apply_policies_with(
 ) -> ChannelT:
     """Apply policies to a channel, for `intercept_channel` and kits.
 
-    Args:
-        channel_class: The `InterceptedChannel` of the world.
-        queues_class: The `FailbackQueues` of the world.
-        channel: The channel of the user or of the kit.
-        policy: The policies of all methods.
-        timer: As for `client_interceptors`.
-        queues: As for `client_interceptors`.
-        keeps: Whether `queues` keep the connections of a closed channel while calls of it are
-            queued.
-        stacklevel: The frame that a warning names; 2 is the caller of this function.
-        breakers: Those of the kit; None for new ones.
+    The classes are those of the world, `InterceptedChannel` and `FailbackQueues`. If `keeps`, the
+    queues keep the connections of a closed channel while calls of it are queued. A warning names
+    the frame `stacklevel`; 2 is the caller of this function. Other arguments are those of
+    `client_state`.
     """
     state = client_state(
         policy, timer=timer, queues=queues, queues_class=queues_class, breakers=breakers

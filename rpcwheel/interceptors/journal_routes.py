@@ -25,12 +25,9 @@ class JournalRoutes:
     """
 
     def __init__(self, state: ClientState, channel: Any, calls: MakeCall) -> None:
-        """Begin to deliver.
+        """Begin to deliver the calls for a channel, which `calls` makes through it.
 
-        Args:
-            state: The state of the client; gets the channel's target, and keeps this object.
-            channel: The user's channel.
-            calls: Makes a stored call through it.
+        The state gets the target of the channel, and keeps this object.
 
         Raises:
             ConfigurationError: The target of the channel is not known.

@@ -29,12 +29,8 @@ def warn_if_nested(channel: Any, policy: CallPolicy, *, stacklevel: int) -> None
     """Warn if a channel that gets policies with retries has some already for the same methods.
 
     Does not see interceptors of `grpc` that are added to the result later, nor policies on the
-    connections of a balanced channel.
-
-    Args:
-        channel: The channel that gets the policies.
-        policy: The policies.
-        stacklevel: As in `warnings.warn`; 2 is the caller of this function.
+    connections of a balanced channel. `stacklevel` is as in `warnings.warn`; 2 is the caller of
+    this function.
     """
     nested = [
         (below, attempts, method)

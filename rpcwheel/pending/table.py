@@ -165,13 +165,10 @@ class PendingTable(Closing, ABC, Generic[F, V]):
     def _end(
         self, future: F, value: object, error: BaseException | None, *, may_run_callbacks: bool
     ) -> None:
-        """End a future with `error`, or with `value` if that is None.
+        """End the future of an entry that was just taken out of the table.
 
-        Args:
-            future: Of an entry that was just taken out of the table.
-            value: The result.
-            error: The exception.
-            may_run_callbacks: Whether this thread may run callbacks of the user.
+        It ends with `error`, or with `value` if that is None. `may_run_callbacks`: this thread may
+        run callbacks of the user.
         """
 
     # For callers

@@ -159,9 +159,7 @@ SERVER_HEALTH: Final = HealthProbe()
 def is_answered(response: bytes | None, error: BaseException | None) -> bool:
     """Whether a call of `SERVER_HEALTH` was answered by a server that serves.
 
-    Args:
-        response: The response; None if the call failed.
-        error: How it failed.
+    The call has a response, or an error if it failed.
     """
     if response is not None:
         return SERVER_HEALTH.judge(response).serving is not False

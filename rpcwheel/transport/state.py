@@ -72,11 +72,7 @@ class ActivityStamps:
         self.last_write_ns = self.last_use_ns = self.now_ns()
 
     def saw_status(self, code: object) -> None:
-        """Note that a call failed: a read, if only a server sets this status.
-
-        Args:
-            code: A `grpc.StatusCode`, or any object from an interceptor.
-        """
+        """Note that a call failed: a read, if only a server sets this status."""
         if getattr(code, "name", None) in SERVER_CODES:
             self.saw_read()
 
@@ -253,13 +249,9 @@ class Transports(Generic[T]):
         return 0 if self.active.activity.last_read_ns is not None else self._unanswered + 1
 
     def reconnect(self, new: T, drain_ns: int, reason: str, backoff_ns: int) -> tuple[T, bool]:
-        """Replace the active transport.
+        """Replace the active transport, whose calls may continue for `drain_ns`.
 
-        Args:
-            new: The new transport.
-            drain_ns: How long calls may continue on the old one; `NEVER`: no limit.
-            reason: Why.
-            backoff_ns: The result of `next_backoff_ns()`.
+        `backoff_ns` is the result of `next_backoff_ns()`.
 
         Returns:
             The old transport, and whether it must be closed now: it has no calls, or `drain_ns` is
@@ -291,10 +283,8 @@ class Transports(Generic[T]):
     def drain(self, drain_ns: int, reason: str = "") -> tuple[list[T], list[T]]:
         """Accept no more calls; the active transport drains too from now on.
 
-        Args:
-            drain_ns: How long calls may continue on all transports; `NEVER`: no limit. A second
-                call can only make it shorter.
-            reason: Why; that of the first call counts.
+        Calls may continue for `drain_ns` on all transports. A second call can only make that
+        shorter, and does not change the reason.
 
         Returns:
             The transports that must be closed now, and those whose drain became shorter.
