@@ -20,6 +20,7 @@ from .aio_relay import (
     STATUS_CHECK_DELAYS_S,
     has_ended,
     has_made_up_status,
+    is_ok,
     run_without_waiting,
 )
 from .calls import INVALID_REQUEST_CODES, are_of_invalid_request, code_for, code_name
@@ -123,9 +124,7 @@ class _CallEnd(CallEnd):
 
     def __call__(self, ended: Any = None) -> None:
         call: Any = self.call() if ended is None else ended
-        final = call if ended is None else getattr(ended, "final", ended)  # of a `Relay`
-        core_call = getattr(final, "_cython_call", None)
-        if core_call is not None and core_call.is_ok():
+        if is_ok(call):
             self.end("OK")
             return
         counts = self._counts

@@ -144,6 +144,17 @@ def has_ended(call: Any) -> bool:
         return True
 
 
+def is_ok(call: Any) -> bool:
+    """Whether a finished call has succeeded, in a tenth of the time of `code()`.
+
+    False if that is not known, such as of a call with interceptors.
+    """
+    while isinstance(call, Relay):
+        call = call.final
+    core_call = getattr(call, "_cython_call", None)
+    return core_call is not None and bool(core_call.is_ok())
+
+
 def cancel_attempt(call: Any) -> bool:
     """Cancel an attempt and wake a task that writes to it; False if the attempt has ended.
 
@@ -264,8 +275,6 @@ class Relay(grpc.aio.Call):
     _uncertain: Any = None  # an attempt whose status may be replaced by the server's own
     _checks = 0  # number of checks whether that has happened
     _number = 0  # number of the running or last attempt
-    is_awaited = False
-    """Whether a caller awaits the running attempt, so that its end is reported by that `await`."""
     _signal: Signal | None = None
     _callbacks: list[Callback] | None = None
     _channel = None  # before grpcio 1.83 `close` of a channel reads it
@@ -378,17 +387,10 @@ class Relay(grpc.aio.Call):
         Has no effect if the call has ended, or its attempt has succeeded.
         """
         running = self._attempt
-        self._settle(running)
         if self._final is None:
             self.finish(call)
             if running is not None:
                 cancel_attempt(running)
-
-    def _settle(self, call: Any) -> None:
-        """Process the end of an attempt that is awaited before its `await` returns."""
-        if self.is_awaited and call is not None and has_ended(call):
-            self.is_awaited = False
-            self._on_done(call)
 
     @property
     def final(self) -> Any:
@@ -417,15 +419,15 @@ class Relay(grpc.aio.Call):
         Attempts have numbers because grpc.aio (1.85) passes another call to the done-callbacks if
         an inner interceptor is a generator.
         """
-        if self.is_awaited or number != self._number or self._attempt is None:
-            return True  # `AwaitedRelay` processes it, or it is not the running attempt
+        if number != self._number or self._attempt is None:
+            return True
         return self._on_done(self._attempt)
 
     def _on_done(self, call: Any) -> bool:
         """Process the end of the running attempt; False if its status may still change."""
         error: BaseException | None = None
         try:
-            if run_without_waiting(call.code()) is not OK:
+            if not is_ok(call) and run_without_waiting(call.code()) is not OK:
                 if self._waits_for_status(call):
                     return False
                 error = failure_of(call)
@@ -486,7 +488,6 @@ class Relay(grpc.aio.Call):
 
     def cancel(self) -> bool:
         call = self._attempt
-        self._settle(call)
         if self._final is not None:
             return False
         if call is not None and not has_ended(call):
@@ -571,7 +572,7 @@ def _call_back(callback: Callback, call: Relay) -> None:
 
 def _report(relays: list[Relay], number: int, _: object) -> None:
     """Report the end of an attempt, once; attempts keep their callbacks, so `relays` is emptied."""
-    if relays and (relays[0].is_awaited or relays[0].attempt_ended(number)):
+    if relays and relays[0].attempt_ended(number):
         relays.clear()
 
 
@@ -585,11 +586,7 @@ def _report_weakly(relay: weakref.ref[Relay], number: int, _: object) -> None:
 
 
 class AwaitedRelay(Relay):
-    """A call with one response.
-
-    If a unary call is awaited, the `await` reports its end, and not the done-callback: reading the
-    code of a successful call takes longer than everything else that a relay does.
-    """
+    """A call with one response."""
 
     def __await__(self) -> Generator[Any, None, Any]:
         try:
@@ -600,7 +597,6 @@ class AwaitedRelay(Relay):
                     continue
                 task = asyncio.current_task()
                 cancels = 0 if task is None else task.cancelling()  # `cancel_count`
-                self.is_awaited = not self.kind.streams_requests
                 try:
                     response = yield from call.__await__()
                 except asyncio.CancelledError:
@@ -620,11 +616,8 @@ class AwaitedRelay(Relay):
             self._has_raised(self._attempt, error)
             self.cancel()
             raise
-        finally:
-            self.is_awaited = False  # also if the task was dropped: the done-callback reports it
 
     def _has_raised(self, call: Any, error: BaseException) -> None:
-        self.is_awaited = False
         if call is not None and call is self._attempt and has_ended(call):
             self._on_done(call)
         self._attempt_raised(call, error)
