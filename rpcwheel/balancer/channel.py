@@ -403,14 +403,9 @@ class _BalancedMethod:
         ready = False if wait_for_ready else wait_for_ready  # it must not wait for this server
         began_s, before = time.monotonic(), subchannel.connection
         try:
-            cached = self._methods.get(subchannel)  # like `on`, without a call
-            method = (
-                cached[1] if cached is not None and cached[0] is before else self.on(subchannel)
-            )
+            method = getattr(self.on(subchannel), name)
             sent = subchannel.metadata_of(metadata)
-            response = method.wait_for(
-                name, request, timeout, sent, credentials, ready, compression
-            )
+            response = method(request, timeout, sent, credentials, ready, compression)
         except grpc.RpcError as error:
             code = _code_of(error)
             pool.checker.failed(subchannel, code)

@@ -550,10 +550,8 @@ class SubchannelPool(Generic[S]):
         pick = picking.pick
         if pick is not None:
             chosen = pick(method, request, metadata)
-            if chosen is not None:
-                connection = chosen.connection  # like `is_ready`, without a call
-                if connection is not None and connection.is_ready():
-                    return chosen
+            if chosen is not None and chosen.is_ready():
+                return chosen
         return self._pick_anew(picking, method, request, metadata)
 
     def _pick_anew(self, picking: Picking[S], method: str, request: Any, metadata: Any) -> S | None:

@@ -307,12 +307,7 @@ class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
         the end may close a transport.
         """
         if self._loop is None or threading.get_ident() == self._thread:
-            transports = self.transports
-            if transport is transports.active and transports.accepts_calls:
-                transport.calls -= 1  # as `end_call`, inlined for speed
-                transports.calls -= 1
-            elif transports.end_call(transport):
-                self._end(transport)
+            self.end_call(transport)
         else:
             call_on_loop(self._loop, self.end_call, transport)
 
@@ -369,8 +364,7 @@ class TransportCall(Relay):
         if self._counted:
             self._counted = False
             if self._final is self._call and not (self._has_failed or self.kind.streams_responses):
-                activity = transport.activity  # here, because stamping in a deserializer is slower
-                activity.last_read_ns = activity.last_use_ns = activity.now_ns()
+                transport.activity.saw_read()  # here: stamping in a deserializer is slower
             self._reconnecting.end_call_soon(transport)
 
 
@@ -409,9 +403,7 @@ class _ReconnectingMulticallable:
         transports = self.channel.transports
         if not transports.accepts_calls:
             raise grpc.aio.UsageError(AIO_CLOSED)
-        transport = transports.active
-        transport.calls += 1  # as `begin_call`, inlined for speed
-        transports.calls += 1
+        transport = transports.begin_call()
         bound, method = self._bound
         try:
             if bound is not transport or self._appended:
@@ -422,8 +414,7 @@ class _ReconnectingMulticallable:
         ):  # such as UsageError, if the user has closed the channel from `connect`
             self.channel.end_call(transport)
             raise
-        activity = transport.activity
-        activity.last_write_ns = activity.last_use_ns = activity.now_ns()  # as `saw_write`
+        transport.activity.saw_write()
         return transport, call
 
     def __call__(self, *request: Any, **options: Any) -> Any:

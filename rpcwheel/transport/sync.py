@@ -341,8 +341,6 @@ class _ReconnectingMulticallable:
             channel.end_call(transport, span_key)
         return self._wait(name, request, *options)
 
-    wait_for = _wait  # for the balancer: one frame less per call
-
     def _begin(self, name: str, request: Any, *options: Any) -> Any:
         """Start a call that does not block."""
         channel = self._channel
