@@ -314,16 +314,11 @@ class Relay(grpc.aio.Call):
 
     # --- For subclasses to call ---
 
-    def begin(self, call: Any, *, is_new: bool = False) -> None:
-        """Forward to an attempt from now on.
-
-        Args:
-            call: The attempt.
-            is_new: Whether the call was made by gRPC itself just now, so that it can't have ended.
-        """
+    def begin(self, call: Any) -> None:
+        """Forward to an attempt from now on."""
         self._attempt = call
         self._number += 1
-        if not is_new and has_ended(call):
+        if has_ended(call):
             self._on_done(call)
         else:
             call.add_done_callback(self._end_callback())
@@ -650,10 +645,10 @@ class ReadRelay(Relay):
     _at_end = False  # the caller has reached the end, or got the failure
     _loop: asyncio.AbstractEventLoop | None = None  # of the running attempt
 
-    def begin(self, call: Any, *, is_new: bool = False) -> None:
-        """Forward to an attempt from now on; arguments as of `Relay.begin`."""
+    def begin(self, call: Any) -> None:
+        """Forward to an attempt from now on."""
         self._loop = asyncio.get_running_loop()
-        super().begin(call, is_new=is_new)
+        super().begin(call)
 
     def __del__(self) -> None:
         if self._loop is None or self._final is not None:  # it has not begun, or has ended

@@ -332,7 +332,7 @@ class TransportCall(Relay):
         if counted:
             self._span_key = begin_traced_call(self._transport.spans)
         self._transport.running[id(self)] = weakref.ref(self)
-        self.begin(call, is_new=True)
+        self.begin(call)
         return self
 
     def end_with(self, details: str) -> None:
