@@ -546,40 +546,31 @@ class CallPolicy(MethodPolicy):
             methods = FrozenDict(methods)
         return [methods[pattern] for pattern in methods.matching(method)]
 
-    def _timeout_of(self, method: str) -> float | timedelta | None:
-        """Return the effective timeout of a method, as `policy_for` does, in less time."""
-        for own in reversed([self, *self._layers(method)]):
-            if "timeout" in own.model_fields_set:
-                if own.timeout is None:
-                    return None
-                if "timeout" in own.timeout.model_fields_set:
-                    return own.timeout.timeout
-        return None
-
     def _ineffective_settings(self) -> Iterator[str]:
         """Describe settings without an effect, if they are given together with their cause."""
-        yield from _ineffective(
-            self, lambda: None if self.timeout is None else self.timeout.timeout
-        )
+        yield from _ineffective(self, lambda: self)
         for pattern, own in self.methods.items():
-            for problem in _ineffective(own, partial(self._timeout_of, pattern)):
+            for problem in _ineffective(own, partial(self.policy_for, pattern)):
                 yield f'methods["{pattern}"].{problem}'
 
 
-def _ineffective(
-    own: MethodPolicy, timeout_of: Callable[[], float | timedelta | None]
-) -> Iterator[str]:
+def _ineffective(own: MethodPolicy, effective: Callable[[], MethodPolicy]) -> Iterator[str]:
     """Describe settings in `own` that have no effect, because calls end after a timeout."""
-    if own.timeout is not None and own.timeout.has_limits:
-        for problem in own.timeout.ineffective_limits(timeout_of()):
+    has_limits = own.timeout is not None and own.timeout.has_limits
+    is_retried = own.retry is not None and own.retry.max_attempts > 1
+    if not has_limits and not is_retried:
+        return
+    deadline = effective().timeout
+    timeout = None if deadline is None else deadline.timeout
+    if own.timeout is not None:
+        for problem in own.timeout.ineffective_limits(timeout):
             yield f"timeout: {problem}"
-    if own.retry is None or own.retry.max_attempts == 1:
+    if not is_retried:
         return
     for name, shortest in (("attempt_timeout", 1.0), ("backoff", 1.0 - DEFAULT_JITTER)):
         limit = getattr(own.retry, name)
         if not isinstance(limit, (int, float, timedelta)):
             continue
-        timeout = timeout_of()
         if reaches(to_seconds(to_ns(limit)) * shortest, timeout):
             yield (
                 f"retry: {name} ({limit}) leaves no time for another attempt, because timeout "
