@@ -13,9 +13,7 @@ refusal which it got from another server.
 
 from __future__ import annotations
 
-import itertools
 import os
-import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -54,30 +52,9 @@ digits."""
 # --- What is sent ---
 
 
-class _Nonces:
-    """Makes nonces: a random prefix of the process, and a number. Any thread may use it."""
-
-    def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """Choose a new prefix; a forked child would repeat the nonces of its parent."""
-        self._prefix = secrets.token_hex(8)
-        self._numbers = itertools.count(1)
-
-    def new(self) -> str:
-        return f"{self._prefix}-{next(self._numbers):x}"
-
-
-_NONCES = _Nonces()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_NONCES.begin)
-
-
 def new_nonce() -> str:
-    """Return a nonce for an attempt; takes 0.2 µs."""
-    return _NONCES.new()
+    """Return a random nonce for an attempt; takes 0.9 µs."""
+    return os.urandom(8).hex()
 
 
 def call_metadata(metadata: Any, label: str | None) -> Any:

@@ -5,7 +5,6 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from fixtures.forks import holds_in_child
 from rpcwheel.call.attempts import with_other_server
 from rpcwheel.call.metadata import RETRY_KEY, call_metadata, new_nonce, result_of, with_attempt
 from rpcwheel.rpc import CRITICALITY_KEY, NONCE_KEY, REFUSED_KEY, AttemptResult
@@ -15,12 +14,6 @@ def test_each_nonce_is_new_and_fits_into_metadata():
     nonces = [new_nonce() for _ in range(1000)]
     assert len(set(nonces)) == 1000
     assert all(nonce.isascii() and len(nonce) < 32 for nonce in nonces)
-
-
-def test_the_nonces_of_a_forked_child_are_others():
-    prefix = new_nonce().partition("-")[0]
-    assert holds_in_child(lambda: new_nonce().partition("-")[0] != prefix)
-    assert new_nonce().startswith(prefix)
 
 
 def test_metadata_without_a_nonce_is_sent_as_it_is():
