@@ -61,8 +61,6 @@ def _attempts(policy: MethodPolicy) -> int:
 
 def _samples(*policies: CallPolicy) -> Iterator[str]:
     """Yield methods, and patterns, for which policies may have different settings."""
-    if not all(map(_has_attempts, policies)):
-        return
     patterns = dict.fromkeys([ALL, *(name for policy in policies for name in policy.methods)])
     patterns.pop("*", None)  # the same as `ALL`
     yield from patterns
@@ -71,14 +69,6 @@ def _samples(*policies: CallPolicy) -> Iterator[str]:
         common = overlap(first, second)
         if common is not None and common not in patterns:
             yield common
-
-
-def _has_attempts(policy: CallPolicy) -> bool:
-    """Whether any setting may allow several attempts. Costs less than the settings of methods."""
-    layers = (policy, *policy.methods.values())
-    return any(layer.idempotent for layer in layers) and any(
-        layer.retry or layer.hedging for layer in layers
-    )
 
 
 def _policies_of(channel: Any) -> Iterator[CallPolicy]:
