@@ -119,10 +119,7 @@ class InterceptedChannel(InterceptedChannelBase, aio_multicallable.Channel):
     def close_kept_soon(self) -> None:
         """Run `close_kept` on the loop. Any thread."""
         if self._loop is not None:  # if it is closed, the garbage collector closes them
-            call_on_loop(self._loop, self._start_closing, self._loop)
-
-    def _start_closing(self, loop: asyncio.AbstractEventLoop) -> None:
-        _run_apart(loop, self.close_kept())
+            call_on_loop(self._loop, _run_apart, self.close_kept)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """Return the state of the user's channel."""
@@ -145,10 +142,7 @@ class InterceptedChannel(InterceptedChannelBase, aio_multicallable.Channel):
     def check_health(self, done: Callable[[bool], object]) -> bool:
         """Check the health of the server, for a circuit breaker. Any thread."""
         loop = self._state.loop  # None before the first call
-        return loop is not None and call_on_loop(loop, self._start_check, loop, done)
-
-    def _start_check(self, loop: asyncio.AbstractEventLoop, done: Callable[[bool], object]) -> None:
-        _run_apart(loop, self._check(done))
+        return loop is not None and call_on_loop(loop, _run_apart, self._check, done)
 
     async def _check(self, done: Callable[[bool], object]) -> None:
         serves = True  # if the check has no result, the next calls find out
@@ -179,9 +173,9 @@ def _refuse() -> Never:
     raise grpc.aio.UsageError(AIO_CLOSED)
 
 
-def _run_apart(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine in a task. On the loop."""
-    task = loop.create_task(work)
+def _run_apart(work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+    """Run a coroutine function in a task. On the loop."""
+    task = asyncio.get_running_loop().create_task(work(*args))
     _TASKS.add(task)
     task.add_done_callback(_TASKS.discard)
 
