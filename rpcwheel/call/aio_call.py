@@ -43,7 +43,6 @@ from rpcwheel._grpc.aio_relay import (
     AwaitedRelay,
     Relay,
     abandon_attempt,
-    cancel_count,
     has_ended,
 )
 from rpcwheel._grpc.calls import (
@@ -699,14 +698,13 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
         """Wait for the end of an attempt, and handle it.
 
         A done-callback does not suffice: if a request can't be sent, such as one of a wrong type,
-        grpc.aio (1.85) raises that from `await`, and the call does not end.
+        grpc.aio (1.85) raises that from `await`, and the call does not end. If this task is
+        canceled, so is the attempt.
         """
         error: BaseException | None = None
         try:
             await attempt
-        except (Exception, asyncio.CancelledError) as raised:
-            if cancel_count():  # this task was canceled
-                raise
+        except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - for the caller
             error = raised
         if attempt not in self._running:  # it was overtaken
             return
