@@ -149,10 +149,10 @@ def is_ok(call: Any) -> bool:
 
     False if that is not known, such as of a call with interceptors.
     """
-    while isinstance(call, Relay):
-        call = call.final
     core_call = getattr(call, "_cython_call", None)
-    return core_call is not None and bool(core_call.is_ok())
+    if core_call is None:  # `isinstance` takes longer
+        return isinstance(call, Relay) and is_ok(call.final)
+    return bool(core_call.is_ok())
 
 
 def cancel_attempt(call: Any) -> bool:
