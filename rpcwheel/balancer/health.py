@@ -80,7 +80,7 @@ class HealthChecker(Generic[S]):
     def __init__(self, pool: SubchannelPool[S], prober: Prober, timer: Timer | None) -> None:
         """Make a checker; checks nothing yet.
 
-        The timeouts of the timer have only weak references.
+        The timer is `shared_timer()` if it is None; its timeouts have only weak references.
         """
         policy = pool.policy
         backoff = policy.health_check_backoff

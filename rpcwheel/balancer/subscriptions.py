@@ -30,7 +30,11 @@ class BalancerSubscriptions(StateSubscribers):
     """The subscribers to one channel's state, which a worker reads for them. Thread-safe."""
 
     def __init__(self, name: str, get_state: Callable[[bool], State], timer: Timer | None) -> None:
-        """Make a list without subscribers. `get_state(True)` also connects subchannels."""
+        """Make a list without subscribers.
+
+        `get_state(True)` also connects subchannels. The timer schedules the reads of the state; it
+        is `shared_timer()` if it is None.
+        """
         super().__init__(name)
         self._get_state = get_state
         self._timer = timer

@@ -153,5 +153,8 @@ def result_of(
 
 
 def not_sent_metadata(pushback_ns: int | None) -> Metadata:
-    """Return the trailing metadata of an attempt that the client has refused, and not sent."""
+    """Return the trailing metadata of an attempt that the client has refused, and not sent.
+
+    The pushback is the time until the next call may be sent; None if that is not known.
+    """
     return () if pushback_ns is None else ((PUSHBACK_KEY, str(-(-pushback_ns // 1_000_000))),)

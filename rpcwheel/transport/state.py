@@ -251,7 +251,7 @@ class Transports(Generic[T]):
     def reconnect(self, new: T, drain_ns: int, reason: str, backoff_ns: int) -> tuple[T, bool]:
         """Replace the active transport, whose calls may continue for `drain_ns`.
 
-        `backoff_ns` is the result of `next_backoff_ns()`.
+        With `NEVER` they have no limit. `backoff_ns` is the result of `next_backoff_ns()`.
 
         Returns:
             The old transport, and whether it must be closed now: it has no calls, or `drain_ns` is
@@ -283,8 +283,8 @@ class Transports(Generic[T]):
     def drain(self, drain_ns: int, reason: str = "") -> tuple[list[T], list[T]]:
         """Accept no more calls; the active transport drains too from now on.
 
-        Calls may continue for `drain_ns` on all transports. A second call can only make that
-        shorter, and does not change the reason.
+        Calls may continue for `drain_ns` on all transports; with `NEVER` they have no limit. A
+        second call can only make that shorter, and does not change the reason.
 
         Returns:
             The transports that must be closed now, and those whose drain became shorter.
