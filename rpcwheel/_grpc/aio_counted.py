@@ -74,6 +74,13 @@ async def begin_observed_awaited(
 def count_end(counts: CallObserver, began_ns: Any, call: Any) -> None:
     """Count the end of a call that began at `began_ns` and may have ended. Never raises."""
     core_call = getattr(call, "_cython_call", None)
+    if counts.kind == "unary":  # most calls; without an object for the end, which takes longer
+        if core_call is not None:
+            core_call.add_done_callback(partial(_unary_ended, counts, began_ns, weakref.ref(call)))
+            return
+        if getattr(call, "is_relay", False):
+            call.add_done_callback(partial(_relay_ended, counts, began_ns))
+            return
     end = _CallEnd(counts, began_ns)
     try:
         if core_call is not None:
@@ -87,6 +94,23 @@ def count_end(counts: CallObserver, began_ns: Any, call: Any) -> None:
             call.add_done_callback(end)
     except Exception:  # noqa: BLE001 - of a call of another library
         end.end("UNKNOWN")
+
+
+def _unary_ended(counts: CallObserver, began_ns: Any, reference: weakref.ref[Any]) -> None:
+    """Count the end of gRPC's own unary call, which ends once, and not before it is dropped."""
+    call = reference()
+    core_call = getattr(call, "_cython_call", None)
+    if core_call is not None and core_call.is_ok():  # a tenth of the time of `code()`
+        counts.end(began_ns, "OK")
+    else:
+        counts.end(began_ns, "CANCELLED" if call is None else _code_for(counts, call))
+
+
+def _relay_ended(counts: CallObserver, began_ns: Any, relay: Any) -> None:
+    """Count the end of a `Relay` of unary calls, which reports its end once."""
+    core_call = getattr(relay.final, "_cython_call", None)
+    is_ok = core_call is not None and core_call.is_ok()
+    counts.end(began_ns, "OK" if is_ok else _code_for(counts, relay))
 
 
 def _code_for(counts: CallObserver, call: Any) -> str:

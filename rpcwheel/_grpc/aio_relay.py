@@ -278,6 +278,8 @@ class Relay(grpc.aio.Call):
     _signal: Signal | None = None
     _callbacks: list[Callback] | None = None
     _channel = None  # before grpcio 1.83 `close` of a channel reads it
+    is_relay = True  # for `aio_counted`, which is faster with this than with `isinstance`
+    _cython_call = _interceptors_task = None  # of gRPC's calls; likewise
 
     _cancels_when_dropped = False
     """Whether the call is canceled when its caller drops it."""

@@ -356,7 +356,8 @@ class ConcurrencyGate:
 class MethodAdmission:
     """Whether attempts of one method of one target may be sent. Any thread may use it.
 
-    `end` is that of `MethodCounts`, so that the ends of attempts are observed in the same way.
+    `kind` and `end` are those of `MethodCounts`, so that the ends of attempts are observed in the
+    same way.
     """
 
     __slots__ = (
@@ -377,6 +378,9 @@ class MethodAdmission:
         "refusals",
         "target",
     )
+
+    kind: Final = ""
+    """Calls of any kind, for `CallObserver`."""
 
     ignores_invalid_requests: Final = True
     """A request that could not be sent says nothing about the server."""

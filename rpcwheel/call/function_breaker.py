@@ -264,6 +264,9 @@ class _RunningCall:
 
     __slots__ = ("_began_ns", "_coroutine", "_guard", "_token")
 
+    kind: Final = ""
+    """Of any kind; for `count_end`."""
+
     ignores_invalid_requests: Final = False
 
     def __init__(self, guard: _Guard, token: int, began_ns: int) -> None:

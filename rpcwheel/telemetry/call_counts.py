@@ -251,6 +251,10 @@ class CallObserver(Protocol):
     """Gets the end of each call of one method: a `MethodCounts`, or a `MethodAdmission`."""
 
     @property
+    def kind(self) -> str:
+        """`"unary"` if all calls have one request and one response; another string if not."""
+
+    @property
     def ignores_invalid_requests(self) -> bool:
         """Whether a call counts as canceled if gRPC could not send its request."""
 
