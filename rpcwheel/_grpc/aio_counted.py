@@ -99,8 +99,7 @@ def count_end(counts: CallObserver, began_ns: Any, call: Any) -> None:
 def _unary_ended(counts: CallObserver, began_ns: Any, reference: weakref.ref[Any]) -> None:
     """Count the end of gRPC's own unary call, which ends once, and not before it is dropped."""
     call = reference()
-    core_call = getattr(call, "_cython_call", None)
-    if core_call is not None and core_call.is_ok():  # a tenth of the time of `code()`
+    if is_ok(call):
         counts.end(began_ns, "OK")
     else:
         counts.end(began_ns, "CANCELLED" if call is None else _code_for(counts, call))
@@ -108,9 +107,7 @@ def _unary_ended(counts: CallObserver, began_ns: Any, reference: weakref.ref[Any
 
 def _relay_ended(counts: CallObserver, began_ns: Any, relay: Any) -> None:
     """Count the end of a `Relay` of unary calls, which reports its end once."""
-    core_call = getattr(relay.final, "_cython_call", None)
-    is_ok = core_call is not None and core_call.is_ok()
-    counts.end(began_ns, "OK" if is_ok else _code_for(counts, relay))
+    counts.end(began_ns, "OK" if is_ok(relay.final) else _code_for(counts, relay))
 
 
 def _code_for(counts: CallObserver, call: Any) -> str:
