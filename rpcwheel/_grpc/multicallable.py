@@ -36,8 +36,9 @@ class Channel(ChannelMethods, grpc.Channel):
         self.close()  # type: ignore[no-untyped-call]
 
 
-def _with_request(action: str, name: str) -> Any:
+def _with_request(action: str, qualname: str) -> Any:
     """Make a method for one request, with gRPC's arguments; `action` is `_wait` or `_begin`."""
+    name = qualname.rpartition(".")[2]
 
     def method(
         self: Any,
@@ -51,12 +52,13 @@ def _with_request(action: str, name: str) -> Any:
         call = getattr(self, action)
         return call(name, request, timeout, metadata, credentials, wait_for_ready, compression)
 
-    method.__qualname__ = name  # for Python's errors
+    method.__name__, method.__qualname__ = name, qualname  # for Python's errors
     return method
 
 
-def _with_requests(action: str, name: str) -> Any:
+def _with_requests(action: str, qualname: str) -> Any:
     """Make a method for a stream of requests, with gRPC's arguments; as `_with_request`."""
+    name = qualname.rpartition(".")[2]
 
     def method(
         self: Any,
@@ -72,7 +74,7 @@ def _with_requests(action: str, name: str) -> Any:
             name, request_iterator, timeout, metadata, credentials, wait_for_ready, compression
         )
 
-    method.__qualname__ = name
+    method.__name__, method.__qualname__ = name, qualname
     return method
 
 
@@ -81,9 +83,9 @@ class UnaryUnary(grpc.UnaryUnaryMultiCallable):
 
     __slots__ = ()
 
-    __call__ = _with_request("_wait", "__call__")
-    with_call = _with_request("_wait", "with_call")
-    future = _with_request("_begin", "future")
+    __call__ = _with_request("_wait", "UnaryUnary.__call__")
+    with_call = _with_request("_wait", "UnaryUnary.with_call")
+    future = _with_request("_begin", "UnaryUnary.future")
 
 
 class StreamUnary(grpc.StreamUnaryMultiCallable):
@@ -91,9 +93,9 @@ class StreamUnary(grpc.StreamUnaryMultiCallable):
 
     __slots__ = ()
 
-    __call__ = _with_requests("_wait", "__call__")
-    with_call = _with_requests("_wait", "with_call")
-    future = _with_requests("_begin", "future")
+    __call__ = _with_requests("_wait", "StreamUnary.__call__")
+    with_call = _with_requests("_wait", "StreamUnary.with_call")
+    future = _with_requests("_begin", "StreamUnary.future")
 
 
 class UnaryStream(grpc.UnaryStreamMultiCallable):
@@ -101,7 +103,7 @@ class UnaryStream(grpc.UnaryStreamMultiCallable):
 
     __slots__ = ()
 
-    __call__ = _with_request("_begin", "__call__")
+    __call__ = _with_request("_begin", "UnaryStream.__call__")
 
 
 class StreamStream(grpc.StreamStreamMultiCallable):
@@ -109,7 +111,7 @@ class StreamStream(grpc.StreamStreamMultiCallable):
 
     __slots__ = ()
 
-    __call__ = _with_requests("_begin", "__call__")
+    __call__ = _with_requests("_begin", "StreamStream.__call__")
 
 
 MULTICALLABLES: Final[Mapping[Kind, tuple[type, ...]]] = {
