@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from rpcwheel.durations import NEVER
-
 SLOTS: Final = 10
 """Into how many slots a `TimeWindow` divides its length."""
 
@@ -32,11 +30,11 @@ FORGOTTEN_NS: Final = 60_000_000_000
 class CountWindow:
     """The outcomes of the last attempts, up to a number of them.
 
-    Only those of failed and of slow attempts are stored. At any time, a finalizer or signal handler
-    of users may record another attempt on the same thread.
+    At any time, a finalizer or signal handler of users may record another attempt on the same
+    thread.
     """
 
-    __slots__ = ("_next", "_recorded", "_size", "_stored", "failures", "slow")
+    __slots__ = ("_outcomes", "_size", "failures", "slow")
 
     def __init__(self, size: int) -> None:
         """Make an empty window for this number of attempts."""
@@ -45,10 +43,8 @@ class CountWindow:
 
     def clear(self) -> None:
         """Forget all attempts."""
-        self._recorded = 0
-        # The number of the attempt by which each is replaced, whether it failed, and was slow.
-        self._stored: deque[tuple[int, bool, bool]] = deque()
-        self._next = NEVER  # the first of these numbers
+        # Of each attempt, whether it failed, and whether it was slow; None: neither.
+        self._outcomes: deque[tuple[bool, bool] | None] = deque()
         self.failures = 0
         """How many of the attempts have failed."""
         self.slow = 0
@@ -57,28 +53,22 @@ class CountWindow:
     @property
     def calls(self) -> int:
         """How many attempts are in the window."""
-        return min(self._recorded, self._size)
+        return len(self._outcomes)
 
     def record(self, now_ns: int, failed: bool, slow: bool) -> None:
         """Add an attempt that has ended, in place of the oldest one if the window is full."""
-        recorded = self._recorded = self._recorded + 1
-        if recorded >= self._next:
-            self._forget()
+        outcomes = self._outcomes
         if failed or slow:
-            self._stored.append((recorded + self._size, failed, slow))
-            self._next = min(self._next, recorded + self._size)
             self.failures += failed
             self.slow += slow
-            if self._recorded >= self._next:  # others were recorded meanwhile
-                self._forget()
-
-    def _forget(self) -> None:
-        stored = self._stored
-        while stored and stored[0][0] <= self._recorded:
-            _, failed, slow = stored.popleft()
-            self.failures -= failed
-            self.slow -= slow
-        self._next = stored[0][0] if stored else NEVER
+            outcomes.append((failed, slow))
+        else:
+            outcomes.append(None)
+        if len(outcomes) > self._size:
+            oldest = outcomes.popleft()
+            if oldest is not None:
+                self.failures -= oldest[0]
+                self.slow -= oldest[1]
 
 
 class TimeWindow:
