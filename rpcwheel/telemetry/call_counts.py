@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["BOUNDS_S", "CallCounts", "CallEnd", "Histogram", "MethodCounts", "MethodTotals", "Side"]
-
 BOUNDS_S: Final = (
     0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
 )  # fmt: skip

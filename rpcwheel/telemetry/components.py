@@ -37,21 +37,6 @@ if TYPE_CHECKING:
         "publisher",
     ]
 
-__all__ = [
-    "add",
-    "call_counts",
-    "count_calls",
-    "end",
-    "end_timer",
-    "expect_queue",
-    "expected_queues",
-    "of_kind",
-    "on_end",
-    "on_first",
-    "remove",
-    "start",
-]
-
 MAX_EXPECTED: Final = 1000
 """Names of queues that are remembered."""
 

@@ -44,17 +44,6 @@ from .switches import TRACES_VARIABLE, is_off
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = [
-    "add_to_calls",
-    "begin_call",
-    "begin_delivery",
-    "end",
-    "make_current",
-    "set_outcome",
-    "start",
-    "with_current_trace",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
