@@ -96,7 +96,6 @@ class Breaker:
         "generation",
         "half_open_at_ns",
         "lost",
-        "open_for_ns",
         "state",
         "window",
     )
@@ -112,8 +111,6 @@ class Breaker:
         """The current state. Only the methods change it."""
         self.half_open_at_ns: int | None = None
         """When the time in `OPEN` is over; None in other states."""
-        self.open_for_ns = 0
-        """How long the last time in `OPEN` is, or was."""
         self.window: CountWindow | TimeWindow
         """What was recorded in the current state, and in `OPEN` before it."""
         if policy.window is None:
@@ -300,7 +297,6 @@ class Breaker:
         self._open_ns = int(min(open_ns * policy.open_growth, longest_ns))  # may be infinite
         open_for_ns = open_ns - int(open_ns * OPEN_JITTER * self._random())
         self.half_open_at_ns = now_ns + open_for_ns
-        self.open_for_ns = open_for_ns
         return open_for_ns
 
     def _close(self, reason: str) -> Transition:
