@@ -110,7 +110,6 @@ class Waiting:
         "_due",
         "_due_ns",
         "_result",
-        "_taken",
         "_timeout",
         "_token",
         "_without_timer",
@@ -148,7 +147,6 @@ class Waiting:
         self._timeout: Timeout | None = None
         self._callback: Callable[[], object] | None = None
         self._result: Admitted | NotSent | None = None
-        self._taken = False
         self._due: Callable[[], object] = bool
         self._due_ns = NEVER
         self._without_timer = reason
@@ -172,8 +170,8 @@ class Waiting:
     def take(self) -> Admitted | NotSent:
         """Return the result, once `then` has reported it. The caller makes the attempt."""
         with self._admission.lock:
-            self._taken = True
-            result = NotSent(self.reason) if self._result is None else self._result
+            not_sent = NotSent(self.reason)
+            result, self._result = self._result or not_sent, not_sent  # `cancel` comes too late
         if isinstance(result, Admitted):
             self._admission.watch_stream(result)
         return result
@@ -181,8 +179,6 @@ class Waiting:
     def cancel(self) -> None:
         """End, and give back what the attempt has got, unless `take` was called. Idempotent."""
         with self._admission.lock:
-            if self._taken:
-                return
             result, self._result = self._result, NotSent(self.reason)
             self._callback = None
         if result is None:
