@@ -238,10 +238,10 @@ class Breakers:
         """
         self._scopes = {policy.per for policy in policies if policy is not None}
         self.reset_after_fork()
-        self._by_target: weakref.WeakValueDictionary[str, TargetAdmission] = (
+        self._admissions: weakref.WeakValueDictionary[object, TargetAdmission] = (
             weakref.WeakValueDictionary()
         )
-        self._others: weakref.WeakSet[TargetAdmission] = weakref.WeakSet()
+        """By target, if the channels to it share their states."""
         self._by_hand: dict[str, Callable[[Breaker], Transition | None]] = {}
         # Of changes by hand, in their order: run by a thread that has made one, without the lock.
         self._reports = SerialExecutor(run=lambda run: run())
@@ -261,16 +261,13 @@ class Breakers:
             is_shared: Whether all channels to the target share them.
         """
         with self._lock:
-            if target is None or not is_shared:
+            key = object() if target is None or not is_shared else target
+            admission = self._admissions.get(key)
+            if admission is None:
                 name = UNKNOWN_TARGET if target is None else target
                 admission = TargetAdmission(name, timer=timer, breakers=self)
-                self._others.add(admission)
-                return admission
-            existing = self._by_target.get(target)
-            if existing is None:
-                existing = TargetAdmission(target, timer=timer, breakers=self)
-                self._by_target[target] = existing
-            return existing
+                self._admissions[key] = admission
+            return admission
 
     def made(self, breaker: CircuitBreaker) -> None:
         """Set the state of a new breaker, if it was set by hand. For channels."""
@@ -331,7 +328,7 @@ class Breakers:
 
     def __iter__(self) -> Iterator[CircuitBreaker]:
         with self._lock:
-            admissions = [*self._by_target.values(), *self._others]
+            admissions = list(self._admissions.values())
         for admission in admissions:
             yield from admission.breakers
 
