@@ -55,19 +55,16 @@ class Silence:
     def __init__(self, start_ns: int | None) -> None:
         """Begin at `start_ns`; None: with the first use."""
         self._ignored_until_ns = PAST  # activity up to here belongs to a connection that is gone
-        self.start_ns = start_ns
-        self._last_read_ns: int | None = None  # silence counts from here, once something was read
+        self._last_read_ns = PAST  # on the present connection
         self._reported_start_ns = start_ns  # the same across reconnects, for reports
+        self.since_ns = start_ns
+        """When it began; None: the connection was not used."""
         self.stalled_ns = 0
         """How long this process stalled during the silence."""
         self.misses = 0
         """Heartbeats in a row that were missed and count towards death."""
         self.dead_at_ns = NEVER
         """When the connection is dead; set when the misses are enough."""
-
-    def since_ns(self) -> int | None:
-        """When it began; None: the connection was not used."""
-        return self.start_ns if self._last_read_ns is None else self._last_read_ns
 
     def seconds(self, now_ns: int) -> float:
         """How long it lasts, for reports."""
@@ -82,38 +79,36 @@ class Silence:
         """Take an activity into account. Returns when something was read that is new; else None."""
         read_ns, write_ns = activity.last_read_ns, activity.last_write_ns
         if read_ns is not None and self.counts(read_ns):
-            is_new = self._last_read_ns is None or read_ns > self._last_read_ns
-            return read_ns if is_new else None
+            return read_ns if read_ns > self._last_read_ns else None
         if write_ns is not None and self.counts(write_ns):
             self.start(min(write_ns, now_ns))
         return None
 
     def start(self, at_ns: int) -> None:
         """Begin, unless it has begun."""
-        if self.start_ns is None:
-            self.start_ns = at_ns
+        if self.since_ns is None:
+            self.since_ns = at_ns
         if self._reported_start_ns is None:
             self._reported_start_ns = at_ns
 
     def restart(self, read_ns: int) -> None:
         """Begin again: something was read."""
         self._last_read_ns = self._reported_start_ns = read_ns
-        self.stalled_ns = 0
-        self.reset_misses()
+        self._begin(read_ns)
 
     def end(self, now_ns: int, start_ns: int | None) -> None:
         """End with the connection; begin at `start_ns`, or with the next use."""
         self._ignored_until_ns = now_ns
-        self.start_ns = self._reported_start_ns = start_ns
-        self._last_read_ns = None
-        self.stalled_ns = 0
-        self.reset_misses()
+        self._reported_start_ns = start_ns
+        self._begin(start_ns)
 
     def move(self, now_ns: int, *, is_used: bool) -> None:
         """Go on with a new connection, all of whose activity counts."""
-        self._ignored_until_ns, self._last_read_ns = PAST, None
-        if self.start_ns is not None or is_used:
-            self.start_ns = now_ns
+        self._ignored_until_ns = self._last_read_ns = PAST
+        self._begin(now_ns if is_used or self.since_ns is not None else None)
+
+    def _begin(self, at_ns: int | None) -> None:
+        self.since_ns = at_ns
         self.stalled_ns = 0
         self.reset_misses()
 
@@ -166,7 +161,7 @@ class Schedule:
             activity: Of the connection so far.
             is_answering: Whether the last heartbeat was answered.
         """
-        rules, since_ns = self._rules, silence.since_ns()
+        rules, since_ns = self._rules, silence.since_ns
         if since_ns is None or self.is_due_now():
             return now_ns
         if not is_answering:
@@ -259,7 +254,7 @@ class HeartbeatCore:
         return min(due_ns, self.silence.dead_at_ns)
 
     def _is_unused(self) -> bool:
-        return self.silence.since_ns() is None and not self._schedule.is_due_now()
+        return self.silence.since_ns is None and not self._schedule.is_due_now()
 
     def _send_at_ns(self, now_ns: int, activity: ActivityStamps) -> int:
         is_answering = self.state not in _NOT_ANSWERING
@@ -355,7 +350,7 @@ class HeartbeatCore:
 
     def _send(self, now_ns: int) -> Send:
         rules = self._rules
-        if self.silence.since_ns() is None:
+        if self.silence.since_ns is None:
             self.silence.start(now_ns)
         wait_for_ready = self._schedule.is_new or self.state is HeartbeatState.DEAD
         self._schedule.sent(now_ns)
@@ -417,7 +412,7 @@ class HeartbeatCore:
         if self.state is HeartbeatState.PROBING:
             self._set_state(HeartbeatState.SUSPECT)
         rules, silence = self._rules, self.silence
-        silent_s, since_ns = silence.seconds(now_ns), silence.since_ns()
+        silent_s, since_ns = silence.seconds(now_ns), silence.since_ns
         self.reports.append(HeartbeatMissed(self._target, self.misses, silent_s, answer))
         silence.misses += is_silence
         final = self._death_reported and not rules.reconnect

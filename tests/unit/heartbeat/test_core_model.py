@@ -96,7 +96,7 @@ class Connection(RuleBasedStateMachine):
         """Take a step and check it."""
         driver, unused = self.driver, self.driver.state is HeartbeatState.UNUSED
         step = driver.step()
-        if driver.state is HeartbeatState.UNUSED and (not unused or driver.core.silence.start_ns):
+        if driver.state is HeartbeatState.UNUSED and (not unused or driver.core.silence.since_ns):
             self.check_unused()
         if self.awaiting_answer and driver.now >= self.missed_at and not self.reconnecting:
             self.awaiting_answer = False
@@ -112,7 +112,7 @@ class Connection(RuleBasedStateMachine):
 
     def check_unused(self):
         """An idle channel has become unused."""
-        if self.driver.core.silence.start_ns != (
+        if self.driver.core.silence.since_ns != (
             self.driver.now if self.silent_from_start else None
         ):
             return  # it was unused before
