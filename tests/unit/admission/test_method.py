@@ -662,7 +662,7 @@ def test_a_change_by_hand_that_is_reported_late_ends_no_timeout_of_a_later_state
 
 def test_a_timeout_that_is_made_late_ends_no_timeout_of_a_later_state(timer):
     class Interrupting:
-        """The first timeout is made while another thread resets the breaker and opens it again."""
+        """The first timeout is made while a signal handler resets and opens the breaker again."""
 
         def new_timeout(self, *args):
             breaker._timer = timer
