@@ -83,13 +83,22 @@ class Loop(Protocol):
         """Whether no attempt on it can end any more."""
 
 
-class Admitted(NamedTuple):
+@dataclass(eq=False, slots=True)
+class Admitted:
     """An attempt that is sent now. Its end must be passed to `MethodAdmission.end`."""
 
     began_ns: int
     token: int = 0
     """Of the circuit breaker."""
     loop: Loop | None = None
+    is_probe: bool = False
+    """Whether it is a stream that began while the breaker was HALF_OPEN."""
+    timeout: Timeout | None = None
+    """After it, a stream that has not ended is a success."""
+    has_succeeded: bool = False
+    """Whether a stream has counted as a success before its end."""
+    has_ended: bool = False
+    """Of a stream."""
 
 
 class NotSent(NamedTuple):
@@ -361,12 +370,10 @@ class MethodAdmission:
         "_concurrency",
         "_is_stream",
         "_limits",
-        "_proven",
         "_rate",
         "_throttle",
         "_throttled",
         "_timer",
-        "_watched",
         "breaker",
         "lock",
         "method",
@@ -418,10 +425,6 @@ class MethodAdmission:
         self._concurrency = concurrency
         self._limits = not (throttle is None and rate is None and concurrency is None)
         self._is_stream = is_stream
-        self._watched: dict[int, tuple[Admitted, bool, Timeout | None]] = {}
-        """Streams that will be a success, by their ids, and whether the breaker was HALF_OPEN."""
-        self._proven: dict[int, tuple[Admitted, bool]] = {}
-        """The same, when they have counted as successes."""
         self.now_ns = clock_of(timer)
         began, ended = (
             partial(ThrottleBegan, target, method),
@@ -433,7 +436,6 @@ class MethodAdmission:
         """Go on in a forked child, with the new lock of the target, and counts of 0."""
         self.lock = lock
         self.refusals.clear()
-        self._watched, self._proven = {}, {}
         if self._throttled is not None:
             self._throttled.reset_after_fork()
         if self._concurrency is not None:
@@ -493,23 +495,20 @@ class MethodAdmission:
                 delay_ns = max(delay_ns, 2 * throttle.failed_after_ns)
         if not is_watched:
             return
-        timeout = self.schedule(weak_callback(self.stream_lives, admitted), delay_ns)
-        with self.lock:
-            self._watched[id(admitted)] = admitted, is_probe, timeout
+        admitted.is_probe = is_probe
+        admitted.timeout = self.schedule(weak_callback(self.stream_lives, admitted), delay_ns)
 
     def stream_lives(self, admitted: Admitted, _: Timeout) -> None:
         """Count a stream as a success, if it has not ended."""
         with self.lock:
-            probe = self._watched.pop(id(admitted), None)
-            if probe is None:
+            if admitted.has_ended:
                 return
-            is_probe = probe[1]
-            self._proven[id(admitted)] = admitted, is_probe
+            admitted.has_succeeded = True
             if self._throttle is not None:
                 self._throttle.ended(self.now_ns(), "OK", admitted.began_ns)
         if self.breaker is not None:
             token, began_ns = admitted.token, admitted.began_ns
-            self.breaker.stream_lives(token, began_ns, self.now_ns(), is_probe=is_probe)
+            self.breaker.stream_lives(token, began_ns, self.now_ns(), is_probe=admitted.is_probe)
 
     def _enter_limits(
         self, now_ns: int, token: int, timeout_s: float | None, loop: Loop | None
@@ -560,33 +559,27 @@ class MethodAdmission:
 
     def end(self, admitted: Admitted, code: str) -> None:
         """Note the end of an attempt, with the name of its status code."""
-        began_ns, token, loop = admitted
-        now_ns = self.now_ns()
-        was_proven = was_probe = False
+        began_ns, now_ns = admitted.began_ns, self.now_ns()
         if self._is_stream:
-            was_proven, was_probe = self._end_stream(admitted)
-        if self.breaker is not None and not was_probe:
-            self.breaker.ended(token, code, now_ns - began_ns, now_ns, is_stream=self._is_stream)
+            with self.lock:
+                admitted.has_ended = True
+            if admitted.timeout is not None:
+                admitted.timeout.cancel()
+        if self.breaker is not None and not (admitted.has_succeeded and admitted.is_probe):
+            self.breaker.ended(
+                admitted.token, code, now_ns - began_ns, now_ns, is_stream=self._is_stream
+            )
         if not self._limits:
             return
         throttle, concurrency = self._throttle, self._concurrency
         with self.lock:
-            if throttle is not None and not was_proven:
+            if throttle is not None and not admitted.has_succeeded:
                 throttle.ended(now_ns, code, began_ns)
             if concurrency is None:
                 return
-            concurrency.release(loop, now_ns, began_ns, code)
+            concurrency.release(admitted.loop, now_ns, began_ns, code)
             ready = concurrency.next_waiting()
         self._admit(ready, now_ns)
-
-    def _end_stream(self, admitted: Admitted) -> tuple[bool, bool]:
-        """Return whether a stream that ends has counted for the throttle, and for the breaker."""
-        with self.lock:
-            _, _, timeout = self._watched.pop(id(admitted), (None, False, None))
-            proven = self._proven.pop(id(admitted), None)
-        if timeout is not None:
-            timeout.cancel()
-        return (False, False) if proven is None else (True, proven[1])
 
     def _admit(self, ready: list[Waiting], now_ns: int) -> None:
         """Send attempts that have waited; a permit of one that has ended goes to the next."""
