@@ -120,12 +120,12 @@ class Waiting:
         "_due_ns",
         "_result",
         "_timeout",
-        "_token",
         "_without_timer",
         "limit_ns",
         "loop",
         "reason",
         "reservation",
+        "token",
     )
 
     def __init__(
@@ -148,7 +148,7 @@ class Waiting:
             reservation: Of the token of the rate limit, for `TokenBucket.give_back`.
         """
         self._admission = admission
-        self._token = token
+        self.token = token
         self.loop = loop
         self.limit_ns = limit_ns
         self.reason = reason
@@ -191,7 +191,7 @@ class Waiting:
             result, self._result = self._result, NotSent(self.reason)
             self._callback = None
         if result is None:
-            self._admission.forget(self, self._token)
+            self._admission.forget(self)
         elif isinstance(result, Admitted):
             self._admission.end(result, "CANCELLED")
         self._cancel_timeout()
@@ -210,7 +210,7 @@ class Waiting:
 
     def admit(self, now_ns: int) -> bool:
         """End as an attempt that is sent now; False if it has ended, or the breaker refuses it."""
-        admission, token = self._admission, self._token
+        admission, token = self._admission, self.token
         breaker = admission.breaker
         if breaker is not None:
             entered = breaker.enter_again(token, now_ns)
@@ -220,20 +220,19 @@ class Waiting:
             token = entered
         if self.end(Admitted(now_ns, token, self.loop)):
             return True
-        if token != self._token:
+        if token != self.token:
             admission.release(token, now_ns)
         return False
 
     def refuse(self, reason: Reason, pushback_ns: int | None = None) -> None:
         """End as an attempt that is not sent."""
-        result = NotSent(reason, pushback_ns)
-        if self.end(result):
-            self._admission.refused(self, self._token, result.reason)
+        if self.end(NotSent(reason, pushback_ns)):
+            self._admission.forget(self, reason)
 
     def end_waiting(self) -> None:
         """End as an attempt that is not sent, because its channel is closed. Idempotent."""
         if self.end(NotSent(Reason.CLOSED)):
-            self._admission.forget(self, self._token)
+            self._admission.forget(self)
 
     def wait_for_token(self, delay_ns: int) -> None:
         """Wait until a token of the rate limit may be used."""
@@ -616,21 +615,20 @@ class MethodAdmission:
         else:
             waiting.wait_for_permit()
 
-    def refused(self, waiting: Waiting, token: int, reason: Reason) -> None:
-        """Count an attempt that has waited and is not sent."""
-        with self.lock:
-            self.refusals[reason] += 1
-        self.forget(waiting, token)
+    def forget(self, waiting: Waiting, reason: Reason | None = None) -> None:
+        """Give back what an attempt has got that does not wait any more; count why it is not sent.
 
-    def forget(self, waiting: Waiting, token: int) -> None:
-        """Give back what an attempt has got that does not wait any more."""
+        If there is no reason, it was canceled, or its channel was closed.
+        """
         concurrency = self._concurrency
         with self.lock:
+            if reason is not None:
+                self.refusals[reason] += 1
             if concurrency is not None:
                 concurrency.waiting.pop(waiting, None)
             if self._rate is not None:
                 self._rate.bucket.give_back(waiting.reservation)
-        self.release(token, self.now_ns())
+        self.release(waiting.token, self.now_ns())
 
     def schedule(self, task: Callable[[Timeout], object], delay_ns: int) -> Timeout | None:
         """Run a task on the timer's thread; None if the timer is stopped or full."""
