@@ -101,12 +101,7 @@ class Breaker:
     )
 
     def __init__(self, policy: BreakerPolicy, random: Callable[[], float]) -> None:
-        """Make a breaker that is `CLOSED`.
-
-        Args:
-            policy: Its settings.
-            random: Returns a random number from 0 to 1.
-        """
+        """Make a breaker that is `CLOSED`. `random` returns a random number from 0 to 1."""
         self.state = CLOSED
         """The current state. Only the methods change it."""
         self.half_open_at_ns: int | None = None
@@ -176,14 +171,10 @@ class Breaker:
     def ended(
         self, token: int, code: str, duration_ns: int, now_ns: int, *, is_stream: bool = False
     ) -> Transition | None:
-        """Record the outcome of an attempt.
+        """Record the outcome of an attempt, for which `enter` has returned the token.
 
-        Args:
-            token: What `enter` has returned for it.
-            code: Its status code. `"CANCELLED"` and `""` are neither a success nor a failure.
-            duration_ns: How long it took.
-            now_ns: The time now.
-            is_stream: Whether it has a stream of responses, which is never slow.
+        The codes `"CANCELLED"` and `""` are neither a success nor a failure. A stream of responses
+        is never slow.
         """
         if 2 * duration_ns > self._half_open_timeout_ns and code == "OK" and not is_stream:
             self._adapt_half_open_timeout(2 * duration_ns)

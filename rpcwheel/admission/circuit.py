@@ -62,14 +62,7 @@ class CircuitBreaker:
     def __init__(
         self, policy: BreakerPolicy, *, target: str, method: str, timer: Timer | None
     ) -> None:
-        """Make a CLOSED breaker.
-
-        Args:
-            policy: Its settings.
-            target: The target of the channel, for events and status.
-            method: The full name of the method, or `"*"` for all methods of the target.
-            timer: Any rpcwheel timer; None for `shared_timer()`.
-        """
+        """Make a CLOSED breaker; `method` is `"*"` for all methods of the target."""
         self.target = target
         self.method = method
         self.check_health: CheckHealth | None = None

@@ -77,12 +77,9 @@ class Concurrency:
         return True
 
     def release(self, now_ns: int, began_ns: int, code: str) -> None:
-        """Count an attempt that has ended.
+        """Count an attempt that `take` has allowed at `began_ns`, and that has ended.
 
-        Args:
-            now_ns: The time now.
-            began_ns: When `take` allowed it.
-            code: Its status code; `"CANCELLED"` or `""` do not change the limit.
+        The codes `"CANCELLED"` and `""` do not change the limit.
         """
         if self._is_adaptive and code not in NOT_RECORDED:
             began_since = self._lowered_ns is None or began_ns >= self._lowered_ns

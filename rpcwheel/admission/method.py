@@ -137,22 +137,16 @@ class Waiting:
         reason: Reason,
         reservation: int,
     ) -> None:
-        """Wait.
-
-        Args:
-            admission: That of the method.
-            token: Of the circuit breaker.
-            loop: See `Loop`.
-            limit_ns: How long it waits for the end of another attempt, at most.
-            reason: Why it is not sent if it has waited for so long.
-            reservation: Of the token of the rate limit, for `TokenBucket.give_back`.
-        """
         self._admission = admission
         self.token = token
+        """Of the circuit breaker."""
         self.loop = loop
         self.limit_ns = limit_ns
+        """How long it waits for the end of another attempt, at most."""
         self.reason = reason
+        """Why it is not sent if it has waited for so long."""
         self.reservation = reservation
+        """Of the token of the rate limit, for `TokenBucket.give_back`."""
         self._timeout: Timeout | None = None
         self._callback: Callable[[], object] | None = None
         self._result: Admitted | NotSent | None = None
@@ -400,18 +394,10 @@ class MethodAdmission:
         lock: threading.RLock,
         timer: Timer | None,
     ) -> None:
-        """Begin without attempts.
+        """Begin without attempts, with the lock of the target.
 
-        Args:
-            target: The target of the channel, for events and status.
-            method: The full name of the method.
-            breaker: None if it has none; so with the others.
-            throttle: See `breaker`.
-            rate: See `breaker`.
-            concurrency: See `breaker`.
-            is_stream: Whether it has a stream of responses.
-            lock: That of the target.
-            timer: Any rpcwheel timer; None for `shared_timer()`.
+        A breaker, throttle or limit that the method has not is None. `is_stream`: it has a stream
+        of responses.
         """
         self.target = target
         self.method = method
@@ -445,12 +431,7 @@ class MethodAdmission:
     def enter(
         self, timeout_s: float | None = None, loop: Loop | None = None
     ) -> Admitted | NotSent | Waiting:
-        """Decide about an attempt that begins now.
-
-        Args:
-            timeout_s: The timeout of the attempt; None without one.
-            loop: See `Loop`.
-        """
+        """Decide about an attempt that begins now, without a timeout if that is None."""
         now_ns, token = self.now_ns(), 0
         breaker = self.breaker
         if breaker is not None:

@@ -70,13 +70,7 @@ class TargetAdmission:
     """The states of all methods of one target. Any thread may use it."""
 
     def __init__(self, target: str, *, timer: Timer | None, breakers: Breakers) -> None:
-        """Begin without a state.
-
-        Args:
-            target: The target of the channel, for events and status.
-            timer: Any rpcwheel timer; None for `shared_timer()`.
-            breakers: Those of the kit, which set the state of each new breaker.
-        """
+        """Begin without a state. `breakers`, those of the kit, set the state of each new one."""
         self.target = target
         self.lock = threading.RLock()
         self.timer = timer
@@ -101,13 +95,7 @@ class TargetAdmission:
     def method(
         self, name: str, settings: AdmissionSettings, *, is_stream: bool = False
     ) -> MethodAdmission:
-        """Return the state of a method.
-
-        Args:
-            name: The full name of the method.
-            settings: Those of its policies.
-            is_stream: Whether it has a stream of responses.
-        """
+        """Return the state of a method; `is_stream`: it has a stream of responses."""
         method = self._methods.get(name)
         if method is not None:
             return method
@@ -231,11 +219,7 @@ class Breakers:
     """
 
     def __init__(self, policies: Iterable[BreakerPolicy | None] = ()) -> None:
-        """Begin without a breaker.
-
-        Args:
-            policies: The policies of all methods.
-        """
+        """Begin without a breaker, for the policies of all methods."""
         self._scopes = {policy.per for policy in policies if policy is not None}
         self.reset_after_fork()
         self._admissions: weakref.WeakValueDictionary[object, TargetAdmission] = (
@@ -253,12 +237,9 @@ class Breakers:
     def admission(
         self, target: str | None, timer: Timer | None, *, is_shared: bool = False
     ) -> TargetAdmission:
-        """Return the states of a target. For channels.
+        """Return the states of a target, which is None if it is not known. For channels.
 
-        Args:
-            target: The target; None if it is not known.
-            timer: Any rpcwheel timer; None for `shared_timer()`.
-            is_shared: Whether all channels to the target share them.
+        If they are shared, all channels to the target get the same.
         """
         with self._lock:
             key = object() if target is None or not is_shared else target

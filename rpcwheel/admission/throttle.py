@@ -59,12 +59,7 @@ class Throttle:
     )
 
     def __init__(self, policy: ThrottlePolicy, random: Callable[[], float]) -> None:
-        """Make a throttle that refuses nothing yet.
-
-        Args:
-            policy: Its settings.
-            random: Returns a random number from 0 to 1.
-        """
+        """Make a throttle that refuses nothing yet. `random` returns a number from 0 to 1."""
         self._multiplier = policy.multiplier
         self._minimum_calls = policy.minimum_calls
         self._max_rejection = policy.max_rejection

@@ -73,16 +73,10 @@ class RateLimiter:
         period_s: float,
         always_after: type[Event] | None = None,
     ) -> int | None:
-        """Decide whether an event is logged.
+        """Decide whether an event is logged: `burst` are in a period, which begins with the first.
 
-        Args:
-            kind: The event's class.
-            subject: A method or a target, for example.
-            now_s: The present time.
-            burst: The number of lines per period.
-            period_s: The length of the period, which begins with its first line.
-            always_after: A class of events with a `burst` of 1. If one of the same subject was
-                logged since the last line of `kind`, this event is logged in any case.
+        If an event of the class `always_after`, whose `burst` is 1, and of the same subject was
+        logged since the last line of `kind`, this event is logged in any case.
 
         Returns:
             The number of suppressed events that were not reported yet; None if this event is to be

@@ -153,14 +153,7 @@ class Schedule:
     def due_ns(
         self, now_ns: int, silence: Silence, activity: ActivityStamps, *, is_answering: bool
     ) -> int:
-        """When the next heartbeat is due, if the answer to the last one is not awaited.
-
-        Args:
-            now_ns: The time.
-            silence: Of the connection.
-            activity: Of the connection so far.
-            is_answering: Whether the last heartbeat was answered.
-        """
+        """When the next heartbeat is due, if the answer to the last one is not awaited."""
         rules, since_ns = self._rules, silence.since_ns
         if since_ns is None or self.is_due_now():
             return now_ns
@@ -202,15 +195,10 @@ class HeartbeatCore:
         now_ns: int,
         silent_from_start: bool,
     ) -> None:
-        """Start in state UNUSED, or OFF.
+        """Start in state UNUSED, or OFF. `jitter` returns a random number from 0 to 1.
 
-        Args:
-            target: Of the channel, for events.
-            rules: Of the policy.
-            jitter: Returns a random number from 0 to 1.
-            now_ns: The time.
-            silent_from_start: Whether silence counts from now, not from the first use: for
-                channels whose activity is not known.
+        With `silent_from_start`, silence counts from now, not from the first use: for channels
+        whose activity is not known.
         """
         off = rules.interval_ns == NEVER
         self._target, self._rules, self._jitter = target, rules, jitter
@@ -267,11 +255,8 @@ class HeartbeatCore:
     ) -> Send | Reconnect | None:
         """Return the next action; None if there is none.
 
-        Args:
-            now_ns: The time.
-            activity: Of the connection so far.
-            idle: Whether the channel has no connection and does not connect.
-            calls: Of the user, in flight on the channel.
+        A channel is idle if it has no connection and does not connect. `calls` are those of the
+        user in flight.
         """
         if self.state in _INACTIVE or self._reconnecting:
             return None
@@ -387,13 +372,8 @@ class HeartbeatCore:
     ) -> bool:
         """A heartbeat failed, or its answer does not count; returns as `record_answer`.
 
-        Args:
-            now_ns: The time.
-            number: Of the heartbeat.
-            answer: Its status, or why the answer does not count.
-            serving: What the server says about itself.
-            is_silence: Whether the server gave no answer; False for a status from a proxy and for
-                an error in this process.
+        `answer` is its status, or why the answer does not count. A status from a proxy and an error
+        in this process are no silence.
         """
         if number not in self.in_flight:
             return False

@@ -153,11 +153,8 @@ class HeartbeatBase(ABC):
     def _start(self, multicallable: Any, options: dict[str, Any], report: Report) -> Any:
         """Start a heartbeat, and return an object with `add_done_callback`.
 
-        Args:
-            multicallable: Of gRPC.
-            options: The keyword arguments of the call.
-            report: To be called as `report(ended_ns, code, response)` when the call has ended.
-                `code` is the name of the status, or of the type of an exception.
+        Calls `report(ended_ns, code, response)` when it has ended; `code` is the name of the
+        status, or of the type of an exception.
         """
 
     @abstractmethod

@@ -143,9 +143,7 @@ class Activity:
     def end(self, now_ns: int | None, *, streams: bool) -> None:
         """Count a call that ends. All limits start again.
 
-        Args:
-            now_ns: None: the detector has ended the call, which is no use of the connection.
-            streams: As for `begin`.
+        If `now_ns` is None, the detector has ended the call, which is no use of the connection.
         """
         if streams:
             self.streams -= 1

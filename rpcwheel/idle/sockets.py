@@ -394,12 +394,9 @@ class ServerPorts(NamedTuple):
     ) -> bool:
         """Whether a socket of this process with the local address is the server's.
 
-        Args:
-            local: The local address.
-            learned: Where calls of the server were seen.
-            listening: Where this process listens. A port that was given without an address means
-                the only address at which the process listens on it. If there are several, the port
-                matches no socket.
+        Calls of the server were seen at the addresses `learned`, and this process listens at those
+        of `listening`. A port that was given without an address means the only address at which the
+        process listens on it. If there are several, the port matches no socket.
         """
         if local in learned:
             return True
@@ -457,13 +454,9 @@ class SocketScanner:
         self._slot = DescriptorSlot()
 
     def scan(self, callers: AbstractSet[Address]) -> tuple[list[SocketInfo], list[SocketInfo]]:
-        """Find the connections of the server.
+        """Return the connections of the server, and those of `callers` at other ports than it has.
 
-        Args:
-            callers: The peers of which calls were seen.
-
-        Returns:
-            The connections of the server, and those of `callers` at other ports than it has.
+        Calls of the `callers` were seen.
         """
         numbers = self._ports.numbers
         candidates = numbers | {port for _, port in self._learned}

@@ -330,9 +330,7 @@ class IdleConnectionDetector(DetectorBase, Closing):
     def _account_until(self, arrived_ns: int) -> None:
         """Note that all calls that arrived before a time are in the table, if all calls are.
 
-        Args:
-            arrived_ns: A time, by `time.monotonic_ns`, so long ago that gRPC has accepted the calls
-                that arrived before it.
+        The time, by `time.monotonic_ns`, is so long ago that gRPC has accepted these calls.
         """
         if self._knows_all_calls():
             self._table.accounted_ns = max(arrived_ns, self._table.accounted_ns)

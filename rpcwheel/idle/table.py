@@ -132,12 +132,9 @@ class ConnectionEntry:
     ) -> None:
         """Make the entry of a connection without calls.
 
-        Args:
-            peer: gRPC's name of the peer.
-            address: The address of the peer. None: the entry stands for several connections, such
-                as those of a unix socket, which have no age.
-            first_ns: When the connection began, as far as known, by the table's clock.
-            connected_at: The same time by the wall clock.
+        If `address` is None, the entry stands for several connections, such as those of a unix
+        socket, which have no age. The connection began at `first_ns` by the table's clock, and
+        `connected_at` by the wall clock, as far as known.
         """
         self.peer = peer
         self.address = address
@@ -490,12 +487,7 @@ class Table:
                 del self._by_address[entry.address]
 
     def reconcile(self, sockets: Iterable[SocketInfo], scanned_ns: int) -> None:
-        """Update the table from a scan.
-
-        Args:
-            sockets: All connections of the server that the scan found.
-            scanned_ns: When the scan began; it may have missed younger connections.
-        """
+        """Update the table from a scan, which may have missed connections after `scanned_ns`."""
         sockets = list(sockets)
         sockets_by_peer = Counter(info.peer for info in sockets)
         for info in sockets:

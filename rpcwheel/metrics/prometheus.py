@@ -77,13 +77,9 @@ def start() -> None:
 
 
 def exposition(accept: str) -> tuple[bytes, str]:
-    """Return all metrics of `prometheus_client.REGISTRY` in Prometheus' text format.
+    """Return all metrics of `prometheus_client.REGISTRY` as text, and its content type.
 
-    Args:
-        accept: The header `Accept` of the request, which chooses between two text formats.
-
-    Returns:
-        The text, and its content type.
+    The header `Accept` of the request chooses between two text formats of Prometheus.
     """
     encode, content_type = formats.choose_encoder(accept)
     return encode(prometheus_client.REGISTRY), content_type

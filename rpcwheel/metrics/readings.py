@@ -221,13 +221,9 @@ def _expected(
 def read_components(
     status: Status, ended: Iterable[tuple[Metric, Labels, Value]]
 ) -> dict[Metric, Series]:
-    """Return the metrics of timers, queues, connections, limits and registries.
+    """Return the metrics of the components that run, with the counts of those that have ended.
 
     Values with equal labels become one, by `Metric.combine`.
-
-    Args:
-        status: The components that run.
-        ended: The counts of the components that had ended before.
     """
     all_series: dict[Metric, Series] = {metric: {} for metric in COMPONENTS}
     for metric, values, value in (*ended, *_component_values(status, COMPONENTS)):

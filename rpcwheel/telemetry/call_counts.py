@@ -295,14 +295,10 @@ class CountedMessages:
     def __init__(
         self, messages: Any, end: CallEnd, code_of: Callable[[BaseException | None], str]
     ) -> None:
-        """Wrap an iterator.
+        """Wrap an iterator. A dropped call is counted if only this object refers to its `end`.
 
-        Args:
-            messages: The iterator.
-            end: The end of the call. It counts a call that is dropped, if this object has the only
-                reference to it.
-            code_of: Returns the name of the status code for what the iterator raised; its argument
-                is None for a normal end.
+        `code_of` returns the name of the status code for what the iterator raised; its argument is
+        None for a normal end.
         """
         self._messages = messages
         self._end = end
@@ -402,12 +398,8 @@ def _method_status(side: str, totals: MethodTotals) -> MethodStatus:
 def quantile(buckets: list[int], share: float) -> float | None:
     """Estimate a quantile of durations in seconds; None if there are no durations.
 
-    The result is interpolated in its bucket, as by Prometheus' `histogram_quantile`. In the last
-    bucket, which has no upper bound, it is the last bound.
-
-    Args:
-        buckets: The number of durations in each bucket of `BOUNDS_S`.
-        share: Which quantile; 0.5 for the median.
+    The result is interpolated in its bucket of `BOUNDS_S`, as by Prometheus' `histogram_quantile`.
+    In the last bucket, which has no upper bound, it is the last bound.
     """
     rank = share * sum(buckets)
     if not rank:

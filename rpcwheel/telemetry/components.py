@@ -67,12 +67,10 @@ class _Components:
             self._by_kind[kind] = {}
 
     def on_first(self, function: Callable[[], object], counts_calls: Callable[[], object]) -> None:
-        """Run a function once, when the first component is made. It must not raise.
+        """Run a function once, on the thread that makes the first component. It must not raise.
 
-        Args:
-            function: Runs on the thread that makes the component.
-            counts_calls: Whether `function` will count calls. Any thread that makes a component
-                meanwhile asks too, so that no component is made without counts.
+        `counts_calls` says whether it will count calls. Any thread that makes a component meanwhile
+        asks too, so that no component is made without counts.
         """
         self._on_first, self._counts_calls = [function], counts_calls
 
@@ -90,10 +88,7 @@ class _Components:
     def add(self, kind: Kind, component: object, *, ends: bool = False) -> None:
         """Report a component from now on, as long as it exists. Any thread.
 
-        Args:
-            kind: Its kind.
-            component: It has a method `status()`.
-            ends: Whether its finalizer calls `end` or `end_timer`, if it has not called it before.
+        `ends`: its finalizer calls `end` or `end_timer`, if it has not called it before.
         """
         self.start()
         references, key = self._by_kind.setdefault(kind, {}), id(component)

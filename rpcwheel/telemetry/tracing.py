@@ -197,13 +197,8 @@ def _attributes(event: Event) -> dict[str, str | float]:
 def begin_delivery(queue: str, label: str, attempt: int) -> Any:
     """Begin the span of a delivery, and make it the current one in the running context.
 
-    Args:
-        queue: The name of the failback queue.
-        label: The full name of the method, or the name of the function.
-        attempt: 2 for the first delivery, because the caller has made the first attempt.
-
-    Returns:
-        The span; None if there is no SDK.
+    The label is the full name of a method, or the name of a function. The `attempt` of the first
+    delivery is 2, because the caller has made the first one. Returns None if there is no SDK.
     """
     trace, name = _Api.trace, plain_text(label)
     attributes = {"rpcwheel.name": plain_text(queue), "rpcwheel.attempt": attempt}
@@ -257,13 +252,10 @@ def make_current(span: Any) -> None:
 def set_outcome(
     span: Any, outcome: str, error: BaseException | None = None, reason: str = ""
 ) -> None:
-    """Record how a delivery has ended.
+    """Record how a delivery has ended: "delivered", "failed", "gave_up" or "lost".
 
-    Args:
-        span: Of the delivery; None is ignored.
-        outcome: "delivered"; "failed": another attempt follows; "gave_up"; "lost".
-        error: How the attempt failed.
-        reason: Why there is no further attempt.
+    After "failed" another attempt follows; otherwise `reason` says why not. A span of None is
+    ignored.
     """
     if span is None or not span.is_recording():
         return
