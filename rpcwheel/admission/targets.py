@@ -12,6 +12,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
+from rpcwheel._concurrency.callbacks import weak_callback
 from rpcwheel._concurrency.executor import SerialExecutor, reset_after_fork
 from rpcwheel.backoff import RANDOM
 from rpcwheel.errors import ConfigurationError, safe_repr
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .breaker import Transition
-    from .circuit import CheckHealth
     from .policy import BreakerPolicy, ConcurrencyPolicy, ThrottlePolicy
 
 T = TypeVar("T")
@@ -142,7 +142,7 @@ class TargetAdmission:
     def _breaker(self, policy: BreakerPolicy, name: str) -> CircuitBreaker:
         breaker = CircuitBreaker(policy, target=self.target, method=name, timer=self.timer)
         if policy.health_check:
-            breaker.check_health = weak_check(self)
+            breaker.check_health = weak_callback(self.check_health)
         self._all_breakers.add(breaker)
         return breaker
 
@@ -156,11 +156,12 @@ class TargetAdmission:
         with self.lock:
             self._channels.discard(channel)
 
-    @property
-    def channels(self) -> list[HealthChecks]:
-        """The open channels to the target, if they are known."""
+    def check_health(self, done: Callable[[bool], object]) -> None:
+        """Check the health of the server through an open channel, as a `CheckHealth` does."""
         with self.lock:
-            return list(self._channels)
+            channels = list(self._channels)
+        if not any(channel.check_health(done) for channel in channels):
+            done(True)  # the next calls find out whether it works
 
     @property
     def breakers(self) -> list[CircuitBreaker]:
@@ -189,19 +190,6 @@ class TargetAdmission:
     def __del__(self) -> None:
         if not sys.is_finalizing():
             components.end("admission", self)
-
-
-def weak_check(admission: TargetAdmission) -> CheckHealth:
-    """Return a function that checks the health of the server of a target, while that exists."""
-    reference = weakref.ref(admission)
-
-    def check(done: Callable[[bool], object]) -> None:
-        alive = reference()
-        channels = () if alive is None else alive.channels
-        if not any(channel.check_health(done) for channel in channels):
-            done(True)  # the next calls find out whether it works
-
-    return check
 
 
 class Breakers:

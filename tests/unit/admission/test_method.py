@@ -23,7 +23,7 @@ from rpcwheel.admission import (
 )
 from rpcwheel.admission.breaker import Breaker
 from rpcwheel.admission.method import Admitted, NotSent, Reason, Waiting
-from rpcwheel.admission.targets import AdmissionSettings, Breakers, weak_check
+from rpcwheel.admission.targets import AdmissionSettings, Breakers
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import (
     ExecutorRejected,
@@ -716,7 +716,7 @@ def test_a_channel_is_found_for_a_health_check_while_others_open_and_close(targe
             return False
 
     channels = [Channel() for _ in range(1000)]
-    check, results = weak_check(target), []
+    results = []
 
     def open_and_close():
         for _ in range(20):
@@ -727,7 +727,7 @@ def test_a_channel_is_found_for_a_health_check_while_others_open_and_close(targe
 
     opening = in_thread(open_and_close)
     while not opening.done():
-        check(results.append)
+        target.check_health(results.append)
     opening.result()
     assert set(results) <= {True}
 
