@@ -165,7 +165,7 @@ class Breaker:
             elif now_ns >= self._half_open_until_ns:
                 return self._open(now_ns, "its calls have not ended in time")
         elif self.half_open_at_ns is not None and now_ns >= self.half_open_at_ns + LATE_NS:
-            return self.half_open(now_ns)
+            return self.half_open(self.generation)
         return None
 
     def ended(
@@ -200,22 +200,22 @@ class Breaker:
             return None
         return self._ended_closed(now_ns)
 
-    def half_open(self, now_ns: int) -> Transition | None:
-        """Send attempts again: the time in `OPEN` is over."""
-        if self.state is not OPEN:
+    def half_open(self, generation: int) -> Transition | None:
+        """Send attempts again: the time in `OPEN` of this generation is over."""
+        if generation != self.generation:
             return None
         self.window = CountWindow(self._policy.half_open_calls)
         self._running = self._successes = 0
         self._half_open_until_ns = NEVER
         return self._become(HALF_OPEN, "the open duration is over")
 
-    def stay_open(self, now_ns: int) -> int | None:
+    def stay_open(self, generation: int, now_ns: int) -> int | None:
         """Remain `OPEN` for a longer time: a health check has failed.
 
         Returns:
-            How long, in nanoseconds; None if it is not `OPEN` any more.
+            How long, in nanoseconds; None if it is not `OPEN` in this generation any more.
         """
-        return self._stay_open(now_ns) if self.state is OPEN else None
+        return self._stay_open(now_ns) if generation == self.generation else None
 
     def force_open(self) -> Transition | None:
         """Send no attempts until `reset`."""

@@ -197,34 +197,26 @@ class CircuitBreaker:
         due = weak_callback(self._due, generation)
         self._timeout = start_timeout(self._timer, due, to_seconds(delay_ns))
         if self._timeout is None:
-            self._half_open(generation)  # the next calls find out whether the server works
+            self._breaker.half_open(generation)  # the next calls find out whether the server works
 
     def _due(self, generation: int, _: Timeout) -> None:
         """End the time of OPEN. On the timer's thread."""
         check = self.check_health
         if check is None:
-            self._half_open(generation)
+            self._checked(generation, serves=True)
         else:
             done = weak_callback(self._checked, generation)
             EXECUTOR.submit(("breaker", id(self)), partial(check, done))
 
     def _checked(self, generation: int, serves: bool) -> None:
         """End the time of OPEN, or prolong it, unless the state has changed since then."""
-        if serves:
-            self._half_open(generation)
-            return
         with self._lock:
-            if self._breaker.generation != generation:
+            if serves:
+                self._breaker.half_open(generation)  # no event and no timeout of this state
                 return
-            delay_ns = self._breaker.stay_open(self._now_ns())
+            delay_ns = self._breaker.stay_open(generation, self._now_ns())
             if delay_ns is not None:
                 self._wait(delay_ns)
-
-    def _half_open(self, generation: int) -> None:
-        with self._lock:
-            if self._breaker.generation != generation:
-                return
-            self._breaker.half_open(self._now_ns())  # no event and no timeout of this state
 
     @safe_repr
     def __repr__(self) -> str:

@@ -255,11 +255,11 @@ class AnyAttempts(RuleBasedStateMachine):
     def end_open(self, healthy):
         """Become HALF_OPEN, perhaps after health checks that fail."""
         if not healthy:
-            open_for_ns = self.breaker.stay_open(self.now * MS)
+            open_for_ns = self.breaker.stay_open(self.breaker.generation, self.now * MS)
             self.reference.stay_open(self.now)
             assert open_for_ns == self.breaker.half_open_at_ns - self.now * MS
         self.reference.half_open(self.now)
-        self.check("open", self.breaker.half_open(self.now * MS))
+        self.check("open", self.breaker.half_open(self.breaker.generation))
 
     @precondition(lambda self: self.reference.state == "open")
     @rule(milliseconds=st.sampled_from([2999, 3000]))
@@ -304,8 +304,8 @@ class AnyAttempts(RuleBasedStateMachine):
         breaker, reference = self.breaker, self.reference
         assert breaker.state.value == reference.state
         assert breaker.half_open_at_ns == (reference.until and round(reference.until * MS))
-        if reference.state != "open":
-            assert breaker.half_open(self.now * MS) is breaker.stay_open(self.now * MS) is None
+        earlier = breaker.generation - 1
+        assert breaker.half_open(earlier) is breaker.stay_open(earlier, self.now * MS) is None
 
 
 TestAnyAttempts = AnyAttempts.TestCase
