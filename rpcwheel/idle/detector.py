@@ -52,7 +52,7 @@ from .policy import IdlePolicy
 from .sockets import SUPPORTED, ServerPorts, SocketScanner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from rpcwheel.durations import Duration
     from rpcwheel.timer import Timeout
@@ -91,17 +91,16 @@ NO_REQUEST_TIMEOUT: Final = (
 class _WakeUp:
     """The task of a detector's timeout."""
 
-    __slots__ = ("_on_stopped", "_round")
+    __slots__ = ("_detector",)
 
-    def __init__(self, start_round: Callable[[], object], on_stopped: Callable[[], object]) -> None:
-        self._round = start_round
-        self._on_stopped = on_stopped
+    def __init__(self, detector: DetectorBase) -> None:
+        self._detector = detector
 
     def run(self, _: Timeout) -> None:
-        self._round()
+        EXECUTOR.submit(("idle", id(self._detector)), self._detector._run_round)
 
     def timer_stopped(self, _: Timeout) -> None:
-        self._on_stopped()
+        self._detector._report_limit("stopped", STOPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,19 +284,12 @@ class DetectorBase:
                 return
             timer = shared_timer() if self._timer is None else self._timer
             delay_s = to_seconds(max(0, next_ns - self._now_ns()))
-            task = _WakeUp(self._submit_round, self._report_stopped_timer)
             try:
-                self._timeout = timer.new_timeout(task, delay_s)
+                self._timeout = timer.new_timeout(_WakeUp(self), delay_s)
             except TimerStopped:
-                self._report_stopped_timer()
+                self._report_limit("stopped", STOPPED)
             except (TimerError, RuntimeError) as error:  # full, or no thread can be started
                 self._report_limit("timer", f"{PAUSED}: {error}")
-
-    def _submit_round(self) -> None:
-        EXECUTOR.submit(("idle", id(self)), self._run_round)
-
-    def _report_stopped_timer(self) -> None:
-        self._report_limit("stopped", STOPPED)
 
     # A round
 
@@ -328,27 +320,22 @@ class DetectorBase:
                     self._schedule()
             return self._table.connections(self._limits, idle)
 
-    def _list_connections(self) -> list[Connection]:
-        """Scan the sockets, and return all connections; none after the end."""
-        with self._round_lock:
-            if self._closed:
-                return []
-            self._scan()
-            return self._table.connections(self._limits, self._table.entries())
+    def _list_connections(self, *, waits: bool = True) -> list[Connection]:
+        """Scan the sockets, and return all connections; none after the end.
+
+        Waits for a round that runs, or takes the connections of the last scan.
+        """
+        if self._round_lock.acquire(blocking=waits):
+            try:
+                if not self._closed:
+                    self._scan()
+            finally:
+                self._round_lock.release()
+        return [] if self._closed else self._table.connections(self._limits, self._table.entries())
 
     def status(self) -> tuple[ConnectionStatus, ...]:
         """Describe the connections; by the last scan if a round runs. Any thread."""
-        return tuple(map(_connection_status, self._scanned_connections()))
-
-    def _scanned_connections(self) -> list[Connection]:
-        if self._closed:
-            return []
-        if self._round_lock.acquire(blocking=False):
-            try:
-                return self._list_connections()
-            finally:
-                self._round_lock.release()
-        return self._table.connections(self._limits, self._table.entries())
+        return tuple(map(_connection_status, self._list_connections(waits=False)))
 
     def _scan(self) -> None:
         """Update the table from the sockets of the process."""
