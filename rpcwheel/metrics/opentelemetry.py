@@ -111,7 +111,6 @@ class _Recorder:
             )
             for metric in (*ATTRIBUTES, DELIVERY_SECONDS)
         }
-        self._attributes: dict[tuple[Metric, str, str], dict[str, str]] = {}
         self.reset()
         reset_after_fork(self)
 
@@ -143,11 +142,8 @@ class _Recorder:
                 metric, name, code, seconds = self._queue.popleft()
             except IndexError:  # another thread was faster
                 return
-            attributes = self._attributes.get((metric, name, code))
-            if attributes is None:
-                make = ATTRIBUTES.get(metric)
-                attributes = make(name.removeprefix("/"), code) if make else {QUEUE: name}
-                self._attributes[metric, name, code] = attributes
+            make = ATTRIBUTES.get(metric)
+            attributes = make(name.removeprefix("/"), code) if make else {QUEUE: name}
             self._histograms[metric].record(seconds, attributes)
 
 
