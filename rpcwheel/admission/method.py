@@ -431,7 +431,11 @@ class MethodAdmission:
     def enter(
         self, timeout_s: float | None = None, loop: Loop | None = None
     ) -> Admitted | NotSent | Waiting:
-        """Decide about an attempt that begins now, without a timeout if that is None."""
+        """Decide about an attempt that begins now, without a timeout if that is None.
+
+        Returns:
+            A `Waiting` only if it has to wait.
+        """
         now_ns, token = self.now_ns(), 0
         breaker = self.breaker
         if breaker is not None:
@@ -440,26 +444,25 @@ class MethodAdmission:
                 with self.lock:
                     return self._not_sent(*_breaker_refusal(breaker, now_ns))
             token = entered
-        if not self._limits:
-            admitted = Admitted(now_ns, token)
-            self.watch_stream(admitted)
-            return admitted
-        with self.lock:
-            result = self._enter_limits(now_ns, token, timeout_s, loop)
+        if self._limits:
+            with self.lock:
+                result = self._enter_limits(now_ns, token, timeout_s, loop)
+        else:
+            result = Admitted(now_ns, token)
+        if isinstance(result, Admitted):
+            self.watch_stream(result)
+            return result
         if isinstance(result, NotSent):
             self.release(token, now_ns)
             if self._throttled is not None and result.reason is Reason.THROTTLE:
                 self._throttled.note()
-        elif not isinstance(result, Admitted):
-            waiting, delay_ns = result
-            if delay_ns:
-                waiting.wait_for_token(delay_ns)
-            else:
-                waiting.wait_for_permit()
-            return waiting
+            return result
+        waiting, delay_ns = result
+        if delay_ns:
+            waiting.wait_for_token(delay_ns)
         else:
-            self.watch_stream(result)
-        return result
+            waiting.wait_for_permit()
+        return waiting.take() if waiting.has_ended else waiting
 
     def watch_stream(self, admitted: Admitted) -> None:
         """Let a stream count as a success when it has run for some time, if that matters now."""
@@ -512,10 +515,6 @@ class MethodAdmission:
             return Admitted(now_ns, token, loop)
         waiting = self._new_waiting(token, loop, left_ns - delay_ns)
         if delay_ns == 0 and concurrency is not None:
-            if not waiting.limit_ns:
-                if rate is not None:
-                    rate.bucket.give_back(waiting.reservation)
-                return self._not_sent(waiting.reason)
             concurrency.waiting[waiting] = None
         return waiting, delay_ns
 
