@@ -332,8 +332,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: _HttpServer
     command = requestline = request_version = ""
-    error_message_format = "%(message)s\n"
-    error_content_type = "text/plain; charset=utf-8"
 
     def setup(self) -> None:
         super().setup()
@@ -358,6 +356,10 @@ class _Handler(BaseHTTPRequestHandler):
             _LOG.exception("a request of the live view failed")
             answer = Answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"see the log of the process\n")
         self._send(answer)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        status = HTTPStatus(code)
+        self._send(Answer(status, f"{message or status.phrase}\n".encode(errors="replace")))
 
     def send_response_only(self, code: int, message: str | None = None) -> None:
         self.request_version = "HTTP/1.0"  # the base class sends no head to a client of HTTP/0.9
@@ -390,20 +392,11 @@ class _Handler(BaseHTTPRequestHandler):
             "Content-Length": str(len(answer.body)),
             **answer.headers,
         }
-        for name, value in own.items():
+        for name, value in (HEADERS | own).items():
             self.send_header(name, value)
-        self._own_headers = own
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(answer.body)
-
-    _own_headers: dict[str, str] = {}  # noqa: RUF012 - never changed
-
-    def end_headers(self) -> None:
-        for name, value in HEADERS.items():
-            if name not in self._own_headers:
-                self.send_header(name, value)
-        super().end_headers()
 
     def version_string(self) -> str:
         return "rpcwheel"
