@@ -28,15 +28,7 @@ def metric_sinks() -> tuple[str, ...]:
     """Return the keys of `SINKS` that are installed and allowed. Read once in a process."""
     if is_off(METRICS_VARIABLE):
         return ()
-    wanted = _value(METRICS_VARIABLE)
-    if wanted and wanted not in SINKS:
-        _LOG.warning(
-            "%s=%s is not known and has no effect; it may be off, %s",
-            METRICS_VARIABLE,
-            ascii(wanted),
-            " or ".join(SINKS),
-        )
-        wanted = ""
+    wanted = _known_value(METRICS_VARIABLE, *SINKS)
     return tuple(
         name for name, module in SINKS.items() if wanted in ("", name) and is_installed(module)
     )
@@ -44,12 +36,27 @@ def metric_sinks() -> tuple[str, ...]:
 
 def traces_allowed() -> bool:
     """Return whether OpenTelemetry's traces are installed and allowed."""
-    return not (is_off(METRICS_VARIABLE) or is_off(TRACES_VARIABLE)) and is_installed(TRACE_MODULE)
+    if is_off(METRICS_VARIABLE) or is_off(TRACES_VARIABLE) or not is_installed(TRACE_MODULE):
+        return False
+    _known_value(TRACES_VARIABLE)
+    return True
 
 
 def is_off(variable: str) -> bool:
     """Return whether a variable of the environment says "off", or what others use for it."""
     return _value(variable) in {"off", "0", "false", "no", "none"}
+
+
+def _known_value(variable: str, *values: str) -> str:
+    """Return the value of a variable that is not off; "" if it is not known, which is logged."""
+    value = _value(variable)
+    if value and value not in values:
+        allowed = f"off, {' or '.join(values)}" if values else "off"
+        _LOG.warning(
+            "%s=%s is not known and has no effect; it may be %s", variable, ascii(value), allowed
+        )
+        return ""
+    return value
 
 
 def _value(variable: str) -> str:

@@ -1,7 +1,7 @@
 """Traces with OpenTelemetry: events of the spans of calls, and a span for each delivery.
 
 `start` switches them on. It needs `opentelemetry-api`; without an SDK nothing is recorded, and
-before `start` nothing is imported. `RPCWHEEL_TRACES=off` keeps them off.
+before `start` nothing is imported.
 
 * Events about attempts of a call (`NAMES`) are added to the current span. They are emitted in the
   context of the caller, so it is the span that was current when the call was made.
@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import os
 import sys
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
@@ -38,8 +37,6 @@ from rpcwheel.events import (
     add_sink,
 )
 from rpcwheel.events.log import error_kind, error_text, field_values, plain_text, traceback_of
-
-from .switches import TRACES_VARIABLE, is_off
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -120,12 +117,6 @@ def start() -> None:
     Raises:
         ImportError: `opentelemetry-api` is not installed.
     """
-    if is_off(TRACES_VARIABLE):
-        return
-    if value := os.environ.get(TRACES_VARIABLE, "").strip():
-        _LOG.warning(
-            "%s=%s is not known and has no effect; it may be off", TRACES_VARIABLE, ascii(value)
-        )
     from opentelemetry import context, propagate, trace
 
     _Api.context, _Api.propagate = context, propagate

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rpcwheel.events import DefaultResponseUsed, FailbackQueued, HedgeSent, RetryScheduled
-from rpcwheel.telemetry import tracing
+from rpcwheel.telemetry import switches, tracing
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "observability.md").read_text()
 
@@ -38,18 +38,20 @@ def test_the_document_lists_each_span_event():
 
 
 @pytest.mark.parametrize("value", ["off", " OFF "])
-def test_the_environment_keeps_traces_off(off, value, monkeypatch):
-    monkeypatch.setenv("RPCWHEEL_TRACES", value)
-    tracing.start()
-    assert (off, tracing._Api.trace) == ([], None)
-
-
-def test_an_unknown_value_of_the_variable_is_reported_and_has_no_effect(off, monkeypatch, caplog):
+def test_the_environment_keeps_traces_off(value, monkeypatch):
     pytest.importorskip("opentelemetry.trace")
+    monkeypatch.delenv("RPCWHEEL_METRICS", raising=False)
+    assert switches.traces_allowed()
+    monkeypatch.setenv("RPCWHEEL_TRACES", value)
+    assert not switches.traces_allowed()
+
+
+def test_an_unknown_value_of_the_variable_is_reported_and_has_no_effect(monkeypatch, caplog):
+    pytest.importorskip("opentelemetry.trace")
+    monkeypatch.delenv("RPCWHEEL_METRICS", raising=False)
     monkeypatch.setenv("RPCWHEEL_TRACES", "of\nf")
-    tracing.start()
-    assert off == [tracing._add_to_current]
-    assert r"RPCWHEEL_TRACES='of\nf' is not known" in caplog.text
+    assert switches.traces_allowed()
+    assert r"RPCWHEEL_TRACES='of\nf' is not known and has no effect; it may be off" in caplog.text
 
 
 def test_nothing_happens_before_start(off):
