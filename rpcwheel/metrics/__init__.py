@@ -39,9 +39,6 @@ def start(sinks: Iterable[str]) -> None:
         sinks: "prometheus" registers a `Collector` in `prometheus_client.REGISTRY`; "otel" makes
             instruments with the global meter provider. If one cannot be started, that is logged.
     """
-    from .readings import start_counting  # slow to import; `python -m` does without it
-
-    start_counting()
     for sink in sinks:
         try:
             if sink == "prometheus":
