@@ -122,7 +122,6 @@ class Schedule:
 
     def __init__(self, rules: HeartbeatRules, jitter: Callable[[], float], now_ns: int) -> None:
         """Begin at `now_ns`, with an unused connection."""
-        off = rules.interval_ns == NEVER
         self._rules, self._jitter = rules, jitter
         self._has_sent = False
         self._sent_ns = PAST  # when the last heartbeat was sent on this connection
@@ -130,7 +129,7 @@ class Schedule:
         self._delay_ns = 0
         self.not_before_ns = PAST
         """The earliest time of the next heartbeat."""
-        self._check_ns = NEVER if off else now_ns + int(jitter() * rules.interval_ns)
+        self._check_ns = now_ns + int(jitter() * rules.interval_ns)
         self.is_new = False
         """Whether a heartbeat is due because the connection is new."""
         self.is_requested = False

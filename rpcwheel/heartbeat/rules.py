@@ -68,9 +68,7 @@ class HeartbeatRules:
     @classmethod
     def from_policy(cls, policy: HeartbeatPolicy) -> HeartbeatRules:
         """Derive the rules from a policy."""
-        if policy.interval is None:
-            return cls(NEVER, NEVER, NEVER, 0, 1, NEVER, NEVER, policy.reconnect)
-        interval_ns = to_ns(policy.interval)
+        interval_ns = NEVER if policy.interval is None else to_ns(policy.interval)
         default_timeout_ns = DEFAULT_TIMEOUT_INTERVALS * interval_ns
         timeout_ns = default_timeout_ns if policy.timeout is None else to_ns(policy.timeout)
         tick_ns = max(1, interval_ns // TICK_DIVISOR)
