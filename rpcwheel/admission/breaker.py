@@ -202,7 +202,7 @@ class Breaker:
 
     def half_open(self, generation: int) -> Transition | None:
         """Send attempts again: the time in `OPEN` of this generation is over."""
-        if generation != self.generation:
+        if self.state is not OPEN or generation != self.generation:
             return None
         self.window = CountWindow(self._policy.half_open_calls)
         self._running = self._successes = 0
@@ -215,7 +215,9 @@ class Breaker:
         Returns:
             How long, in nanoseconds; None if it is not `OPEN` in this generation any more.
         """
-        return self._stay_open(now_ns) if generation == self.generation else None
+        if self.state is not OPEN or generation != self.generation:
+            return None
+        return self._stay_open(now_ns)
 
     def force_open(self) -> Transition | None:
         """Send no attempts until `reset`."""

@@ -99,8 +99,8 @@ class CircuitBreaker:
         with self._lock:
             entered = breaker.enter()
             transition = None if entered is not None else breaker.give_up(now_ns)
-            self._set_timeout(transition)
-        self.report(transition)
+        if transition is not None:
+            self.report(transition)
         return entered
 
     def enter_again(self, token: int, now_ns: int) -> int | None:
@@ -113,10 +113,8 @@ class CircuitBreaker:
         """End a call that `enter` has begun, with the name of its status code."""
         with self._lock:
             transition = self._breaker.ended(token, code, duration_ns, now_ns, is_stream=is_stream)
-            if transition is None:  # most calls
-                return
-            self._set_timeout(transition)
-        self.report(transition)
+        if transition is not None:
+            self.report(transition)
 
     @property
     def watches_streams(self) -> bool:
@@ -156,14 +154,13 @@ class CircuitBreaker:
     def change(self, by_hand: Callable[[Breaker], Transition | None]) -> Transition | None:
         """Change the state by hand; `report` must follow. For `Breakers`."""
         with self._lock:
-            transition = by_hand(self._breaker)
-            self._set_timeout(transition)
-        return transition
+            return by_hand(self._breaker)
 
     def report(self, transition: Transition | None) -> None:
-        """Report a change of the state, if there is one.
+        """Report a change of the state, if there is one, and begin to wait if it is OPEN.
 
-        Not under a lock: if no thread can be started, event sinks run on this thread.
+        Not under a lock: if no thread can be started, event sinks run on this thread. A timer may
+        start its thread, in which a finalizer may end a call.
         """
         if transition is None:
             return
@@ -180,24 +177,33 @@ class CircuitBreaker:
                 lasted_s = to_seconds(now_ns - self._opened_ns)
                 closed = BreakerClosed(self.target, self.method, lasted_s)
                 EXECUTOR.submit(("breaker", id(self)), partial(emit, closed))
-
-    def _set_timeout(self, transition: Transition | None) -> None:
-        """End the wait of the old state, and begin that of OPEN. Under the lock."""
-        if transition is None:
-            return
-        timeout, self._timeout = self._timeout, None
-        if timeout is not None:
-            timeout.cancel()
         if transition.open_for_ns is not None:
             self._wait(transition.open_for_ns)
+        else:
+            self._cancel_timeout()
 
     def _wait(self, delay_ns: int) -> None:
-        """Check the health of the server, and become HALF_OPEN, after a delay. Under the lock."""
-        generation = self._breaker.generation
+        """Check the health of the server, and become HALF_OPEN, after a delay."""
+        breaker = self._breaker
+        generation = breaker.generation
         due = weak_callback(self._due, generation)
-        self._timeout = start_timeout(self._timer, due, to_seconds(delay_ns))
-        if self._timeout is None:
-            self._breaker.half_open(generation)  # the next calls find out whether the server works
+        timeout = start_timeout(self._timer, due, to_seconds(delay_ns))
+        if timeout is None:
+            self._checked(generation, serves=True)  # the next calls find out whether it works
+            return
+        with self._lock:
+            if breaker.state is BreakerState.OPEN and breaker.generation == generation:
+                timeout, self._timeout = self._timeout, timeout
+        if timeout is not None:
+            timeout.cancel()
+
+    def _cancel_timeout(self) -> None:
+        with self._lock:
+            if self._breaker.state is BreakerState.OPEN:  # since then: it needs its timeout
+                return
+            timeout, self._timeout = self._timeout, None
+        if timeout is not None:
+            timeout.cancel()
 
     def _due(self, generation: int, _: Timeout) -> None:
         """End the time of OPEN. On the timer's thread."""
@@ -215,8 +221,8 @@ class CircuitBreaker:
                 self._breaker.half_open(generation)  # no event and no timeout of this state
                 return
             delay_ns = self._breaker.stay_open(generation, self._now_ns())
-            if delay_ns is not None:
-                self._wait(delay_ns)
+        if delay_ns is not None:
+            self._wait(delay_ns)
 
     @safe_repr
     def __repr__(self) -> str:

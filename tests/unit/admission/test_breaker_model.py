@@ -304,8 +304,9 @@ class AnyAttempts(RuleBasedStateMachine):
         breaker, reference = self.breaker, self.reference
         assert breaker.state.value == reference.state
         assert breaker.half_open_at_ns == (reference.until and round(reference.until * MS))
-        earlier = breaker.generation - 1
-        assert breaker.half_open(earlier) is breaker.stay_open(earlier, self.now * MS) is None
+        for generation in range(breaker.generation + (reference.state != "open")):
+            assert breaker.half_open(generation) is None
+            assert breaker.stay_open(generation, self.now * MS) is None
 
 
 TestAnyAttempts = AnyAttempts.TestCase

@@ -660,7 +660,7 @@ def test_a_change_by_hand_that_is_reported_late_ends_no_timeout_of_a_later_state
 
 def test_a_timeout_that_is_made_late_ends_no_timeout_of_a_later_state(timer):
     class Interrupting:
-        """The first timeout is made while a signal handler resets and opens the breaker again."""
+        """The first timeout is made while another thread resets the breaker and opens it again."""
 
         def new_timeout(self, *args):
             breaker._timer = timer
@@ -677,6 +677,23 @@ def test_a_timeout_that_is_made_late_ends_no_timeout_of_a_later_state(timer):
     fail()
     timer.advance(5.0)
     assert breaker.state is BreakerState.HALF_OPEN
+
+
+def test_a_breaker_starts_its_timeout_without_its_lock(timer):
+    class Starting:
+        """A garbage collection in the thread that a timer starts may end a call of the breaker."""
+
+        def new_timeout(self, *args):
+            thread = threading.Thread(target=breaker.ended, args=(token, "CANCELLED", 0, 0))
+            thread.start()
+            thread.join(WAIT_S)
+            has_ended.append(not thread.is_alive())
+            return timer.new_timeout(*args)
+
+    has_ended, breaker = [], admission_of(timer, breaker=ONE_FAILURE).breaker
+    breaker._timer, token = Starting(), breaker.enter(0)
+    breaker.ended(breaker.enter(0), "UNAVAILABLE", 0, 0)
+    assert has_ended == [True]
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["known", "new"])
