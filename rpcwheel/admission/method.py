@@ -515,6 +515,10 @@ class MethodAdmission:
             return Admitted(now_ns, token, loop)
         waiting = self._new_waiting(token, loop, left_ns - delay_ns)
         if delay_ns == 0 and concurrency is not None:
+            if not waiting.limit_ns:  # when overloaded, most calls; `refuse` takes twice as long
+                if rate is not None:
+                    rate.bucket.give_back(waiting.reservation)
+                return self._not_sent(waiting.reason)
             concurrency.waiting[waiting] = None
         return waiting, delay_ns
 
