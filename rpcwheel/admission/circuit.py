@@ -62,7 +62,10 @@ class CircuitBreaker:
     def __init__(
         self, policy: BreakerPolicy, *, target: str, method: str, timer: Timer | None
     ) -> None:
-        """Make a CLOSED breaker; `method` is `"*"` for all methods of the target."""
+        """Make a CLOSED breaker; `method` is `"*"` for all methods of the target.
+
+        A timer of None is `shared_timer()`.
+        """
         self.target = target
         self.method = method
         self.check_health: CheckHealth | None = None

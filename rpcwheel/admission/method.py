@@ -396,8 +396,8 @@ class MethodAdmission:
     ) -> None:
         """Begin without attempts, with the lock of the target.
 
-        A breaker, throttle or limit that the method has not is None. `is_stream`: it has a stream
-        of responses.
+        A breaker, throttle or limit that the method does not have is None. `is_stream`: it has a
+        stream of responses.
         """
         self.target = target
         self.method = method
@@ -431,7 +431,7 @@ class MethodAdmission:
     def enter(
         self, timeout_s: float | None = None, loop: Loop | None = None
     ) -> Admitted | NotSent | Waiting:
-        """Decide about an attempt that begins now, without a timeout if that is None.
+        """Decide about an attempt that begins now; `timeout_s` is None if it has no timeout.
 
         Returns:
             A `Waiting` only if it has to wait.

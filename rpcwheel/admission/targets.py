@@ -70,7 +70,10 @@ class TargetAdmission:
     """The states of all methods of one target. Any thread may use it."""
 
     def __init__(self, target: str, *, timer: Timer | None, breakers: Breakers) -> None:
-        """Begin without a state. `breakers`, those of the kit, set the state of each new one."""
+        """Begin without a state. `breakers`, those of the kit, set the state of each new one.
+
+        A timer of None is `shared_timer()`.
+        """
         self.target = target
         self.lock = threading.RLock()
         self.timer = timer

@@ -88,7 +88,8 @@ class _Components:
     def add(self, kind: Kind, component: object, *, ends: bool = False) -> None:
         """Report a component from now on, as long as it exists. Any thread.
 
-        `ends`: its finalizer calls `end` or `end_timer`, if it has not called it before.
+        It has a method `status()`. `ends`: its finalizer calls `end` or `end_timer`, if it has not
+        called it before.
         """
         self.start()
         references, key = self._by_kind.setdefault(kind, {}), id(component)
