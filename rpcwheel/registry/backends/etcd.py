@@ -69,8 +69,10 @@ class EtcdBackend(RegistryBackend):
         super().__init__(url, settings)
         self._messages = messages()
         self._client = EtcdClient(url, settings.timeout_s)
-        self._watches = EtcdWatches(self._client, self._read, settings)
         self._root = f"/{url.namespace}/v1/".encode()
+        self._watches = EtcdWatches(
+            self._client, url, settings, prefix_of=self._prefix, read=self.lookup
+        )
         self._lock = threading.Lock()
         """Makes `close`, on any thread, see all leases that were granted or abandoned before it."""
         self._lease = 0
@@ -120,8 +122,10 @@ class EtcdBackend(RegistryBackend):
 
     def lookup(self, service: str) -> View:
         """Read the records of a service. Linearizable: all writes acknowledged before are seen."""
-        revision, (records,) = self._read([self._prefix(service)])
-        return View(records, revision)
+        prefix = self._prefix(service)
+        response = self._client.call("KV/Range", self._range(prefix))
+        records = {id_of(kv.key, prefix): kv.value for kv in response.kvs}
+        return View(records, response.header.revision)
 
     def services(self) -> Sequence[str]:
         """Read the keys of the namespace without their values."""
@@ -132,9 +136,9 @@ class EtcdBackend(RegistryBackend):
         return sorted({name.decode(errors="backslashreplace") for name, slash, _ in names if slash})
 
     def watch(self, service: str, watcher: Watcher) -> Watch:
-        """Add a watch to the backend's stream; the watcher is called on the backend's thread."""
+        """Add a watch to the backend's stream; the watcher is called on a worker thread."""
         self._check_open()
-        return self._watches.watch(self._prefix(service), watcher)
+        return self._watches.watch(service, watcher)
 
     def close(self) -> None:
         """Revoke the lease, which deletes the published records, and close all connections."""
@@ -167,17 +171,6 @@ class EtcdBackend(RegistryBackend):
 
     def _range(self, prefix: bytes) -> Any:
         return self._messages.RangeRequest(key=prefix, range_end=range_end(prefix))
-
-    def _read(self, prefixes: Iterable[bytes]) -> tuple[int, list[Mapping[str, bytes]]]:
-        """Return etcd's revision, and for each prefix its records at that revision, by id."""
-        prefixes = list(prefixes)
-        ranges = [self._messages.RequestOp(range=self._range(prefix)) for prefix in prefixes]
-        response = self._client.call("KV/Txn", self._messages.TxnRequest(success=ranges))
-        records: list[Mapping[str, bytes]] = [
-            {id_of(kv.key, prefix): kv.value for kv in each.range.kvs}
-            for prefix, each in zip(prefixes, response.responses, strict=True)
-        ]
-        return int(response.header.revision), records
 
     def _transact(self, *, once: bool = False, **parts: Iterable[object]) -> Any:
         """Run a transaction with the `compare`, `success` and `failure` of a `TxnRequest`.

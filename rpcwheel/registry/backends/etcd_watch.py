@@ -1,106 +1,179 @@
-"""Watches of etcd: one stream and one thread for all services of a backend.
+"""Watches of etcd: one stream for all services of a backend, with a thread that receives from it.
 
-The thread opens the stream, receives its responses, reads, and calls the watchers, as
-`etcd_watch_core` decides. Other threads, such as the timer's, only put requests into the stream's
-queue or end the stream, neither of which blocks.
+`PollingWatcher` asks for the view of a service when there is a hint that it has changed. The steps
+for each service:
+
+1. Create a watch for changes from now on.
+2. When etcd has confirmed it, read all records; they are those of revision R.
+3. Ignore changes up to R, and apply later ones to the view before.
+
+So no change is missed, and no watch starts at a revision of the past. That would be unsafe: etcd
+may have compacted it. Or, if etcd has lost its data, the new data may not have reached it: etcd
+accepts such a watch, and stays silent until then.
+
+What can go wrong, and how it is noticed:
+
+* The connection is dead: a probe (etcd's progress request) is sent in regular intervals, and if no
+  response comes in time, the stream is ended.
+* etcd has lost its data: each response has etcd's revision. If it is lower than before, everything
+  is read again.
+* A change was missed for any other reason: everything is read again in longer intervals.
+
+When a stream ends, for whatever reason, the watchers are notified that contact was lost, and the
+next views begin with step 1 on another stream.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import count
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel.durations import NEVER, to_ns
-from rpcwheel.errors import RegistryError, RegistryUnavailable
+from rpcwheel.backoff import RANDOM
+from rpcwheel.durations import to_ns
+from rpcwheel.errors import RegistryError, RegistryRefused, RegistryUnavailable
 from rpcwheel.events import TaskFailed, emit
 from rpcwheel.registry.backend import View
-from rpcwheel.registry.one_shot_timer import OneShotTimer
 from rpcwheel.timer.manual import clock_of
 
-from . import etcd_watch_core as core
 from .etcd_client import messages
-from .watch_notifier import WatchNotifier
+from .polling import FIRST_RETRY_S, PollingWatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from rpcwheel.registry.backend import Settings, Watcher
+    from rpcwheel.registry.url import RegistryUrl
 
     from .etcd_client import EtcdClient, WatchStream
+    from .watch_notifier import WatchNotifier
 
-REREAD_INTERVAL_S: Final = 600.0
-"""Between reads of all watched services although nothing has changed: a safety net only."""
+FULL_EVERY: Final = 120
+"""Probes, each a third of a lease after the other, until all watched services are read although
+nothing has changed: 40 leases, 10 minutes by default. A safety net only."""
 
 MAX_RETRY_S: Final = 5.0
 JOIN_TIMEOUT_S: Final = 1.0
 
+DATA_LOST: Final = "the registry has lost its data: its revision decreased"
+
+
+class WatchChange(NamedTuple):
+    """The last change of a record."""
+
+    value: bytes | None
+    """None if it was deleted."""
+    revision: int
+
+
+@dataclass(eq=False, slots=True)
+class _KeyWatch:
+    """The watch of a service on one stream. Guarded by the lock of `EtcdWatches`."""
+
+    number: int
+    """Its number on the wire."""
+    service: str
+    is_created: bool = False
+    refusal: str = ""
+    """Why etcd has refused it."""
+    changes: deque[dict[str, WatchChange]] = field(default_factory=deque)
+    """Those of the next views, by id. A record that is changed and then deleted is in two of them,
+    so that watchers see whether the instance was DRAINING."""
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdView(View):
+    """A view, and the watch that has the changes since."""
+
+    watch: object = None
+
+    def with_changes(self, changes: Mapping[str, WatchChange]) -> EtcdView:
+        """Return the view after those of the changes that are later; this one if there are none."""
+        later = {id_: each for id_, each in changes.items() if each.revision > self.revision}
+        if not later:
+            return self
+        records = dict(self.records)
+        for id_, change in later.items():
+            if change.value is None:
+                records.pop(id_, None)
+            else:
+                records[id_] = change.value
+        revision = max(change.revision for change in later.values())
+        return EtcdView(records, revision, frozenset(later), self.watch)
+
+
+@dataclass(eq=False, slots=True)
+class _Stream:
+    """One stream, and all that belongs to it. Guarded by the lock of `EtcdWatches`."""
+
+    call: WatchStream
+    requests: SimpleQueue[object]
+    watches: dict[int, _KeyWatch] = field(default_factory=dict)
+    """By their number."""
+    creating: deque[_KeyWatch] = field(default_factory=deque)
+    """Those whose create requests have no response yet; etcd responds to them in order."""
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    probed_ns: int | None = None
+    """When a probe was sent; None: there was a response since."""
+    end_reason: str = ""
+    """Why it has ended, or is being ended."""
+
 
 class EtcdWatches:
-    """All watches of one backend. Thread-safe. Its thread runs from the first watch to `stop`."""
+    """All watches of one backend. Thread-safe. Its thread runs as long as there is a stream."""
 
     def __init__(
         self,
         client: EtcdClient,
-        read: Callable[[Iterable[bytes]], tuple[int, list[Mapping[str, bytes]]]],
+        url: RegistryUrl,
         settings: Settings,
+        *,
+        prefix_of: Callable[[str], bytes],
+        read: Callable[[str], View],
     ) -> None:
         """Prepare; starts nothing.
 
-        `read` reads the revision, and the records by id below each of the prefixes as of that
-        revision. It may raise RegistryError.
+        `prefix_of` returns the prefix of the keys of a service. `read` reads all its records, and
+        etcd's revision; it may raise RegistryError.
         """
         self._client = client
+        self._prefix_of = prefix_of
         self._read = read
         self._now_ns = clock_of(settings.timer)
+        self._timeout_s = settings.timeout_s
         self._messages = messages()
-        probe_interval_s = settings.lease_s / 3
-        self._core = core.WatchCore(
-            probe_interval_ns=to_ns(probe_interval_s),
-            timeout_ns=to_ns(settings.timeout_s),
-            reread_interval_ns=to_ns(REREAD_INTERVAL_S),
-            max_retry_ns=to_ns(min(probe_interval_s, MAX_RETRY_S)),
+        period_s = settings.lease_s / 3
+        self._polling = PollingWatcher(
+            url,
+            self._view,
+            timer=settings.timer,
+            period_s=period_s,
+            retry_s=min(period_s, MAX_RETRY_S),
+            full_every=FULL_EVERY,
+            has_changed=self._probe,
         )
-        self._changed = threading.Condition()  # not held while anything blocks or is notified
-        self._watchers: dict[int, tuple[WatchNotifier, bytes]] = {}  # with the prefix
-        self._last_number = 0
+        self._changed = threading.Condition()  # not held while anything blocks
+        self._stream: _Stream | None = None
         self._thread: threading.Thread | None = None
-        self._stream: WatchStream | None = None
-        self._requests: SimpleQueue[object] = SimpleQueue()
-        self._must_open = False
+        self._last_revision = 0
+        """The highest revision of etcd that was seen, since it last lost its data."""
         self._closed = False
-        self._timer = OneShotTimer(settings.timer, self._tick, client.where)
 
-    def watch(self, prefix: bytes, watcher: Watcher) -> WatchNotifier:
-        """Notify the watcher of all keys below a prefix from now on.
-
-        Raises:
-            RegistryUnavailable: The system can't start a thread.
-        """
-        with self._changed:
-            self._last_number += 1
-            number = self._last_number
-            notifier = WatchNotifier(watcher, lambda _: self._remove(number))
-            if not self._closed:
-                self._start_thread()
-                self._watchers[number] = notifier, prefix
-                self._perform(self._core.add(number, prefix, self._now_ns()))
-        if self._closed:
-            notifier.close()
-        return notifier
+    def watch(self, service: str, watcher: Watcher) -> WatchNotifier:
+        """Notify the watcher of all records of a service from now on."""
+        return self._polling.watch(service, watcher)
 
     def stop(self) -> None:
         """Close all watches, and let the thread end soon. Idempotent."""
+        self._polling.close()
         with self._changed:
             self._closed = True
-            watchers = list(self._watchers.values())
-            self._end_stream()
             self._changed.notify_all()
-        for notifier, _ in watchers:
-            notifier.close()
-        with self._changed:
-            self._set_timer()
+            if self._stream is not None:
+                self._stream.call.cancel()
 
     def join(self) -> None:
         """Wait for the thread to end, at most `JOIN_TIMEOUT_S`."""
@@ -108,165 +181,178 @@ class EtcdWatches:
         if thread is not None and thread is not threading.current_thread():
             thread.join(JOIN_TIMEOUT_S)
 
-    def _remove(self, number: int) -> None:
-        if self._client.forked:  # the lock may be held by a thread of the parent
-            return
+    # On the worker of `PollingWatcher`
+
+    def _view(self, service: str, previous: View | None) -> EtcdView:
+        """Return the present records of a service: those of `previous` with the changes since.
+
+        Without a `previous` view of the same watch they are read.
+        """
+        watch = self._created_watch(service)
+        if isinstance(previous, EtcdView) and previous.watch is watch:
+            with self._changed:
+                changes = watch.changes.popleft() if watch.changes else {}
+                if watch.changes:
+                    self._polling.request_read(service)
+            return previous.with_changes(changes)
+        before = self._last_revision
+        view = self._read(service)
+        is_lost = view.revision < before
         with self._changed:
-            if self._watchers.pop(number, None) is not None:
-                self._perform(self._core.remove(number))
+            known = 0 if is_lost else self._last_revision
+            self._last_revision = max(known, view.revision)
+        if is_lost:
+            self._polling.report_contact_lost(f"{self._client.where}: {DATA_LOST}")
+        return EtcdView(view.records, view.revision, watch=watch)
 
-    # With the lock, on any thread
+    def _created_watch(self, service: str) -> _KeyWatch:
+        """Return the watch of a service, which etcd has confirmed.
 
-    def _start_thread(self) -> None:
-        if self._thread is not None:
-            return
-        thread = threading.Thread(target=self._run, name="rpcwheel-etcd-watch", daemon=True)
+        Raises:
+            RegistryError: There is no stream, or etcd does not confirm the watch.
+        """
+        stream = self._stream
+        if stream is None or stream.end_reason:
+            stream = self._open(service)
+        with self._changed:
+            same = (watch for watch in stream.watches.values() if watch.service == service)
+            watch = next(same, None) or self._create(stream, service)
+            self._changed.wait_for(
+                lambda: watch.is_created or watch.refusal or stream.end_reason, self._timeout_s
+            )
+        if watch.is_created:
+            return watch
+        if watch.refusal:
+            raise RegistryRefused(f"{self._client.where}: {watch.refusal}")
+        if not stream.end_reason:
+            self._end_silent(stream)
+        raise RegistryUnavailable(stream.end_reason)
+
+    def _open(self, service: str) -> _Stream:
+        requests: SimpleQueue[object] = SimpleQueue()
+        call = self._client.watch(iter(requests.get, None), self._prefix_of(service))
+        stream = _Stream(call, requests)
+        thread = threading.Thread(
+            target=self._run, args=(stream,), name="rpcwheel-etcd-watch", daemon=True
+        )
         try:
             thread.start()
         except RuntimeError as error:  # "can't start new thread"
+            _end(stream)
             raise RegistryUnavailable(f"{self._client.where}: {error}") from error
-        self._thread = thread
-
-    def _perform(self, actions: list[core.Action]) -> list[core.Action]:
-        """Perform the actions that do not block; returns the others, for the watch thread."""
-        messages = self._messages
-        others: list[core.Action] = []
-        for action in actions:
-            match action:
-                case core.OpenStream():
-                    self._must_open = True
-                    self._changed.notify_all()
-                case core.CreateWatch(number, prefix):
-                    create = messages.WatchCreateRequest(
-                        key=prefix, range_end=range_end(prefix), watch_id=number
-                    )
-                    self._requests.put(messages.WatchRequest(create=create))
-                case core.CancelWatch(number):
-                    cancel = messages.WatchCancelRequest(watch_id=number)
-                    self._requests.put(messages.WatchRequest(cancel=cancel))
-                case core.SendProbe():
-                    self._requests.put(
-                        messages.WatchRequest(progress=messages.WatchProgressRequest())
-                    )
-                case core.EndStream(unresponsive):
-                    self._end_stream(unresponsive=unresponsive)
-                case core.Read() | core.NotifyView() | core.NotifyContactLost():
-                    others.append(action)
-        self._set_timer()
-        return others
-
-    def _end_stream(self, *, unresponsive: bool = False) -> None:
-        """End the stream; also drop its connection if that is `unresponsive`."""
-        if self._stream is not None:
-            EXECUTOR.submit(self, self._stream.drop if unresponsive else self._stream.cancel)
-
-    def _set_timer(self) -> None:
-        self._timer.set(NEVER if self._closed else self._core.next_wake_ns)
-
-    # On the timer's thread
-
-    def _tick(self) -> None:
-        if self._client.forked:
-            return
         with self._changed:
-            if not self._closed:
-                self._perform(self._core.tick(self._now_ns()))
+            self._stream, self._thread = stream, thread
+            if self._closed:
+                call.cancel()
+        return stream
 
-    # On the watch thread
+    def _create(self, stream: _Stream, service: str) -> _KeyWatch:
+        number, prefix = next(stream.numbers), self._prefix_of(service)
+        watch = stream.watches[number] = _KeyWatch(number, service)
+        stream.creating.append(watch)
+        create = self._messages.WatchCreateRequest(
+            key=prefix, range_end=range_end(prefix), watch_id=number
+        )
+        stream.requests.put(self._messages.WatchRequest(create=create))
+        return watch
 
-    def _run(self) -> None:
-        while self._wait_until_needed():
-            try:
-                self._run_stream()
-                reason = "etcd has ended the stream"
-            except RegistryError as error:
-                reason = str(error)
-            except Exception as error:  # noqa: BLE001 - a bug in this package; watches continue
-                emit(TaskFailed(timer="etcd", task="watch", error=error))
-                reason = repr(error)
-            with self._changed:
-                self._stream = None
-                actions = self._perform(self._core.ended(reason, self._now_ns()))
-            self._perform_blocking(actions)
+    def _probe(self) -> bool:
+        """Send a probe, or end the stream if the last one had no response in time.
 
-    def _wait_until_needed(self) -> bool:
-        """Wait until a stream must be opened; False if the backend was closed."""
+        Returns whether there is no stream, so that the services must be read over another one.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._must_open or self._closed)
-            self._must_open = False
-            return not self._closed
+            stream, now_ns = self._stream, self._now_ns()
+            if stream is None or stream.end_reason:
+                return True
+            if stream.probed_ns is None:
+                stream.probed_ns = now_ns
+                progress = self._messages.WatchProgressRequest()
+                stream.requests.put(self._messages.WatchRequest(progress=progress))
+                return False
+            is_late = now_ns - stream.probed_ns >= to_ns(self._timeout_s)
+        if is_late:
+            self._end_silent(stream)
+        return False
 
-    def _run_stream(self) -> None:
-        """Open a stream and handle its responses until it ends."""
-        requests: SimpleQueue[object] = SimpleQueue()
-        stream = None
+    def _end_silent(self, stream: _Stream) -> None:
+        """End a stream without a response, and its connection."""
+        stream.end_reason = f"{self._client.where}: no answer in {self._timeout_s:g} s"
+        stream.call.drop()
+
+    # On the thread of the stream
+
+    def _run(self, stream: _Stream) -> None:
+        reason = f"{self._client.where}: etcd has ended the stream"
         try:
-            with self._changed:
-                first = next((prefix for _, prefix in self._watchers.values()), b"")
-            stream = self._client.watch(iter(requests.get, None), first)
-            with self._changed:
-                self._stream, self._requests = stream, requests
-                if self._closed:
-                    self._end_stream()
-                actions = self._perform(self._core.opened(self._now_ns()))
-            self._perform_blocking(actions)
-            for message in stream:
-                response = self._response(message)
-                is_refused = response.created and response.canceled
-                if is_refused and self._client.has_new_token(stream, first):
-                    return
-                with self._changed:
-                    actions = self._perform(self._core.received(response, self._now_ns()))
-                self._perform_blocking(actions)
-        finally:
-            if stream is not None:
-                stream.cancel()
-            requests.put(None)  # ends gRPC's thread, which waits for the next request
+            for message in stream.call:
+                if message.created and message.canceled and self._has_new_token(stream):
+                    break
+                self._received(stream, message)
+        except RegistryError as error:
+            reason = str(error)
+        except Exception as error:  # noqa: BLE001 - a bug in this package; watches continue
+            emit(TaskFailed(timer="etcd", task="watch", error=error))
+            reason = f"{self._client.where}: {error!r}"
+        _end(stream)
+        with self._changed:
+            stream.end_reason = stream.end_reason or reason
+            self._changed.notify_all()
+            if not any(watch.is_created for watch in stream.watches.values()):
+                return  # the read that has opened the stream fails, and is repeated later
+            self._changed.wait_for(lambda: self._closed, RANDOM.uniform(0, FIRST_RETRY_S))
+        self._polling.report_contact_lost(stream.end_reason)
 
-    def _response(self, message: Any) -> core.WatchResponse:
-        """Convert etcd's message; changes of an unknown watch are left out."""
-        number = message.watch_id if message.watch_id > 0 else -1
-        watcher = self._watchers.get(number)
-        prefix = watcher[1] if watcher else b""
-        changes = (
-            core.WatchChange(
-                id_of(event.kv.key, prefix),
-                None if event.type else event.kv.value,
-                event.kv.mod_revision,
-            )
-            for event in (message.events if watcher else ())
-        )
-        return core.WatchResponse(
-            number=number,
-            revision=message.header.revision,
-            created=message.created,
-            canceled=message.canceled,
-            reason=message.cancel_reason,
-            changes=tuple(changes),
-        )
+    def _has_new_token(self, stream: _Stream) -> bool:
+        """Whether a watch was refused only because the stream's token is invalid by now."""
+        prefix = self._prefix_of(stream.creating[0].service)
+        return self._client.has_new_token(stream.call, prefix)
 
-    def _perform_blocking(self, actions: list[core.Action]) -> None:
-        """Read and call the watchers."""
-        for action in actions:
-            match action:
-                case core.Read(prefixes):
-                    revision, contents = self._read(prefixes.values())
-                    by_number = dict(zip(prefixes, contents, strict=True))
-                    with self._changed:
-                        more = self._perform(self._core.read(by_number, revision, self._now_ns()))
-                    self._perform_blocking(more)
-                case core.NotifyView(number, records, revision, changed):
-                    self._notify(number, View(records, revision, changed))
-                case core.NotifyContactLost(number, reason):
-                    where = self._client.where
-                    is_complete = reason.startswith(where)  # the text of a RegistryError
-                    self._notify(number, reason if is_complete else f"{where}: {reason}")
+    def _received(self, stream: _Stream, message: Any) -> None:
+        with self._changed:
+            stream.probed_ns = None
+            if message.created:
+                self._note_created(stream, message)
+                return
+            watch = stream.watches.get(message.watch_id)
+            if watch is not None and message.canceled:
+                del stream.watches[watch.number]  # the next view has another one
+            elif watch is not None:
+                self._note_changes(stream, watch, message.events)
+            is_older = message.header.revision < self._last_revision and not message.events
+        if watch is not None:
+            self._polling.request_read(watch.service)
+        elif is_older:
+            self._polling.request_read(full=True)
 
-    def _notify(self, number: int, news: View | str) -> None:
-        notifier, _ = self._watchers.get(number, (None, b""))
-        if notifier is not None:
-            notifier.add(news)
-            notifier.start()
+    def _note_created(self, stream: _Stream, message: Any) -> None:
+        """Note that etcd has created or refused the first of the watches that wait for it."""
+        watch = stream.creating.popleft()
+        watch.is_created = not message.canceled
+        if message.canceled:
+            watch.refusal = message.cancel_reason or "etcd has refused the watch"
+            del stream.watches[watch.number]
+        self._changed.notify_all()
+
+    def _note_changes(self, stream: _Stream, watch: _KeyWatch, events: Iterable[Any]) -> None:
+        """Add changes to their watch, or cancel it if nobody watches the service any more."""
+        if watch.service not in self._polling.services:
+            del stream.watches[watch.number]
+            cancel = self._messages.WatchCancelRequest(watch_id=watch.number)
+            stream.requests.put(self._messages.WatchRequest(cancel=cancel))
+            return
+        prefix = self._prefix_of(watch.service)
+        for event in events:
+            id_, value = id_of(event.kv.key, prefix), None if event.type else event.kv.value
+            if not watch.changes or (value is None and id_ in watch.changes[-1]):
+                watch.changes.append({})
+            watch.changes[-1][id_] = WatchChange(value, event.kv.mod_revision)
+            self._last_revision = max(self._last_revision, event.kv.mod_revision)
+
+
+def _end(stream: _Stream) -> None:
+    stream.call.cancel()
+    stream.requests.put(None)  # ends gRPC's thread, which waits for the next request
 
 
 def id_of(key: bytes, prefix: bytes) -> str:

@@ -99,10 +99,13 @@ class PollingWatcher:
             self._add_pending((service,))
         return watch
 
-    def request_read(self, service: str | None = None) -> None:
-        """Read this service soon, if it is watched; None: all that are watched."""
+    def request_read(self, service: str | None = None, *, full: bool = False) -> None:
+        """Read this service soon, if it is watched; None: all that are watched.
+
+        `full`: without the view that was read last.
+        """
         with self._lock:
-            self._add_pending(self._watches if service is None else (service,))
+            self._add_pending(self._watches if service is None else (service,), full=full)
 
     def report_contact_lost(self, reason: str) -> None:
         """Call `on_contact_lost` of all watchers, once until their next view, and read again."""
