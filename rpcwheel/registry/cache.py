@@ -182,7 +182,6 @@ class ServiceCache:
         now_ns: int,
         *,
         changed: Collection[str] | None = None,
-        last_records: Mapping[str, bytes] = NO_RECORDS,
     ) -> list[CacheEvent]:
         """Handle a view of the registry: it has these records and no others.
 
@@ -191,8 +190,6 @@ class ServiceCache:
             now_ns: The time.
             changed: Ids whose records may differ from the last view; None: they are found by
                 comparing.
-            last_records: For ids that are gone, their last record, which may be younger than that
-                in the last view. It shows whether they were DRAINING.
         """
         events = self.step(now_ns)
         if not self._live:
@@ -200,7 +197,6 @@ class ServiceCache:
         elif changed is None:
             changed = changed_ids(self._records, records)
         before, self._records = self._records, records
-        self._mark_draining(last_records)
         gone = [key for key in changed if key not in records]
         decoded, skipped = self._decode(before, changed)
         events += skipped
@@ -289,19 +285,6 @@ class ServiceCache:
         return instance
 
     # Which of the instances that are gone are removed, and which become stale
-
-    def _mark_draining(self, last_records: Mapping[str, bytes]) -> None:
-        """Treat instances that are gone as DRAINING if their last record says so."""
-        for key, data in last_records.items():
-            if key not in self._instances and key not in self._recently_lost:
-                continue
-            last = self._read(key, data, [])
-            if last is not None and last.status == "DRAINING":
-                self._recently_lost.pop(key, None)
-                if key in self._instances:
-                    self._instances[key] = last
-                if self._stale.pop(key, None) is not None:
-                    del self._instances[key]
 
     def _contact_until(self, now_ns: int) -> int:
         """Return the sum of all contact with the registry until now.

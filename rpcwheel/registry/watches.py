@@ -1,10 +1,8 @@
 """The watches of one session: one `ServiceWatch` for each service, for all its subscribers.
 
-The backend's threads only store views and losses of contact. Everything else runs on the shared
-workers, in separate queues:
+Views and losses of contact are applied to the cache on the backend's threads, which takes 0.1 ms
+for 2,000 instances. User code runs on the shared workers, in separate queues:
 
-* views and losses of contact, in order (`_updates`), which alone touches the cache. Of several
-  views that wait, only the last is taken, with the last records of instances that came and went;
 * events (`_events`), because a sink that hangs must not delay updates;
 * listeners, in `LISTENER_QUEUES` queues: one that hangs delays no other as long as there are fewer
   listeners than queues, and a thousand of them don't start a thousand threads.
@@ -20,23 +18,24 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from rpcwheel._concurrency.callbacks import run_callback
 from rpcwheel._concurrency.executor import EXECUTOR, SerialExecutor, reset_after_fork
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.durations import NEVER, to_ns, to_seconds
 from rpcwheel.errors import RegistryClosed
-from rpcwheel.events import RegistryFailed
+from rpcwheel.events import RegistryFailed, emit
 from rpcwheel.timer.manual import clock_of
 
-from .cache import NO_RECORDS, ServiceCache, TimedSnapshot, changed_ids
+from .cache import ServiceCache, TimedSnapshot
 from .one_shot_timer import OneShotTimer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from rpcwheel.instance import ServiceInstance, Snapshot
     from rpcwheel.timer.api import Timer
@@ -48,10 +47,6 @@ if TYPE_CHECKING:
 
 LISTENER_QUEUES: Final = 16
 """The largest number of executors that call the listeners of a service."""
-
-MAX_PENDING: Final = 64
-"""Views and losses of contact that wait, which alternate. If there are more, some in the middle are
-dropped, never the first or the last."""
 
 FILE_TIMEOUT_S: Final = 0.5
 """The longest wait for the snapshot file, which is read first. Its disk may hang."""
@@ -88,27 +83,6 @@ class Listener:
         run_callback(snapshot.service, self._function, snapshot, catch=BaseException)
 
 
-class _Pending(NamedTuple):
-    """A view that the cache has not taken yet."""
-
-    records: Mapping[str, bytes]
-    changed: frozenset[str] | None
-    last_records: Mapping[str, bytes] = NO_RECORDS
-    """The records of instances that appeared and disappeared within the merged views."""
-
-    def merged_with(self, earlier: _Pending) -> _Pending:
-        """Return one view in place of two."""
-        if self.changed is None or earlier.changed is None:
-            changed, candidates = None, changed_ids(earlier.records, self.records)
-        else:
-            changed = self.changed | earlier.changed
-            candidates = self.changed
-        last = dict(earlier.last_records)
-        last |= {key: earlier.records[key] for key in candidates if key in earlier.records}
-        gone = {key: data for key, data in last.items() if key not in self.records}
-        return _Pending(self.records, changed, gone)
-
-
 class ServiceWatch:
     """The known instances of one service. Thread-safe; the `Watcher` that the backend notifies.
 
@@ -134,7 +108,7 @@ class ServiceWatch:
             registry: The registry's name in events: its URL without a password.
             rules: The settings.
             timer: None for `shared_timer()`.
-            snapshots: The files, of which its own is read now and kept up to date; they stay the
+            snapshots: The files, of which its own is read soon and kept up to date; they stay the
                 caller's.
             on_answer: Called on the backend's threads at each view; must not block.
             on_loss: The same, with the reason, when contact is lost.
@@ -147,22 +121,25 @@ class ServiceWatch:
         self._on_loss = on_loss
         self._cache = ServiceCache(registry, service, rules, self._now_ns())
         self._shown: TimedSnapshot | None = None
-        self._updates, self._events = SerialExecutor(), NotificationQueue()
+        self._events = NotificationQueue()
         self._queues: list[SerialExecutor] = []  # of listeners; made when needed: 2 kB each
         self._turn = itertools.count()
         self._listeners: dict[Listener, SerialExecutor] = {}
         self.reset()
         self._closed = False  # after `reset`, which closes the watch of a forked child
         reset_after_fork(self)
-        if snapshots is not None:
-            self._updates.submit(partial(self._load, snapshots))
+        self._file_was_read = threading.Event()
+        self._file_until_s = time.monotonic() + FILE_TIMEOUT_S
+        if snapshots is None:
+            self._file_was_read.set()
+        else:
+            EXECUTOR.submit((snapshots, "file"), partial(self._load, snapshots))
 
     def reset(self) -> None:
         """Close this in a forked child, where no thread updates it."""
         self._closed = True
         self._lock = threading.RLock()  # entered itself: see the module `executor`
         self._changed = threading.Condition(self._lock)
-        self._pending: list[_Pending | str] = []  # views and reasons, no two of a kind in a row
 
     @property
     def closed(self) -> bool:
@@ -214,12 +191,12 @@ class ServiceWatch:
 
     def on_view(self, view: View) -> None:
         """Take a view of the registry. Never blocks; any thread."""
-        self._add(_Pending(view.records, view.changed))
+        self._apply(partial(self._cache.update, view.records, changed=view.changed))
         self._on_answer()
 
     def on_contact_lost(self, reason: str) -> None:
         """Note that the registry has lost contact or its data. Never blocks; any thread."""
-        self._add(reason)
+        self._apply(partial(self._cache.contact_lost, reason))
         self._on_loss(reason)
 
     def close(self) -> None:
@@ -240,89 +217,47 @@ class ServiceWatch:
         if self._snapshots is not None and shown is not None and shown.since_ns is None:
             self._snapshots.keep(self.service, shown.snapshot.instances)
 
-    # On workers
+    def wait_for_file(self) -> None:
+        """Wait until the file was read, which the first view must not overtake.
+
+        Only for a short time, because its disk may hang.
+        """
+        self._file_was_read.wait(max(0.0, self._file_until_s - time.monotonic()))
 
     def _load(self, snapshots: SnapshotFiles) -> None:
-        """Read the file before the first view is applied, but wait for it only a short time."""
-        done = threading.Event()
-
-        def load() -> None:
-            try:
-                snapshot = snapshots.load(self.service)
-                if snapshot is not None:
-                    age_ns = to_ns(snapshot.age_s)
-                    remember = partial(self._cache.remember, snapshot.instances, age_ns)
-                    self._updates.submit(partial(self._apply, remember), first=True)
-            finally:
-                done.set()
-
-        EXECUTOR.submit((snapshots, "file"), load)
-        done.wait(FILE_TIMEOUT_S)
-
-    def _add(self, news: _Pending | str) -> None:
-        """Apply it on a worker, merged with the last one that waits if both are of one kind."""
-        with self._lock:
-            if self._closed:
-                return
-            pending, was_pending = self._pending, bool(self._pending)
-            if was_pending and isinstance(pending[-1], str) == isinstance(news, str):
-                earlier = pending.pop()
-                if isinstance(news, _Pending) and isinstance(earlier, _Pending):
-                    news = news.merged_with(earlier)
-            pending.append(news)
-            if len(pending) > MAX_PENDING:
-                self._drop_some(pending)
-        if not was_pending:
-            self._updates.submit(self._apply_pending)
-
-    @staticmethod
-    def _drop_some(pending: list[_Pending | str]) -> None:
-        """Drop the second view and the second reason; the next view has the view's last records."""
-        (dropped,) = (update for update in pending[1:3] if isinstance(update, _Pending))
-        del pending[1:3]
-        place = 1 if isinstance(pending[1], _Pending) else 2
-        following = pending[place]
-        if isinstance(following, _Pending):
-            pending[place] = following.merged_with(dropped)
-
-    def _apply_pending(self) -> None:
-        with self._lock:
-            pending, self._pending = self._pending, []
-        for news in pending:
-            if isinstance(news, str):
-                self._apply(partial(self._cache.contact_lost, news))
-            else:
-                update = partial(
-                    self._cache.update, news.records,
-                    changed=news.changed, last_records=news.last_records,
-                )  # fmt: skip
-                self._apply(update)
-
-    def _apply(self, update: Callable[[int], list[CacheEvent]]) -> None:
-        """Update the cache, and show the result."""
-        if self._closed:
-            return
-        events = update(self._now_ns())
-        before, shown = self._shown, self._cache.shown
-        self._shown = shown
-        if shown is not None and (before is None or before.snapshot is not shown.snapshot):
-            with self._lock:
-                listeners = list(self._listeners.items())
-                self._changed.notify_all()
-            for listener, queue in listeners:
-                listener.notify(queue)
-            if self._snapshots is not None and shown.snapshot.source != "cache":
-                instances = shown.snapshot.instances
-                self._snapshots.keep(self.service, instances, partial(self._agrees, instances))
-        if events:
-            self._events.emit(*events)
-        with self._lock:
-            if not self._closed:
-                self._timer.set(self._cache.next_wake_ns)
+        """On a worker."""
+        try:
+            snapshot = snapshots.load(self.service)
+            if snapshot is not None:
+                age_ns = to_ns(snapshot.age_s)
+                self._apply(partial(self._cache.remember, snapshot.instances, age_ns))
+        finally:
+            self._file_was_read.set()
 
     def _wake(self) -> None:
         """On the timer's thread."""
-        self._updates.submit(partial(self._apply, self._cache.step))
+        EXECUTOR.submit(self, partial(self._apply, self._cache.step))
+
+    def _apply(self, update: Callable[[int], list[CacheEvent]]) -> None:
+        """Update the cache, and show the result. Any thread."""
+        listeners: list[tuple[Listener, SerialExecutor]] = []
+        with self._lock:
+            if self._closed:
+                return
+            for event in update(self._now_ns()):
+                self._events.add(partial(emit, event))
+            before, self._shown = self._shown, self._cache.shown
+            shown = self._shown
+            if shown is not None and (before is None or before.snapshot is not shown.snapshot):
+                listeners += self._listeners.items()
+                self._changed.notify_all()
+                if self._snapshots is not None and shown.snapshot.source != "cache":
+                    instances = shown.snapshot.instances
+                    self._snapshots.keep(self.service, instances, partial(self._agrees, instances))
+            self._timer.set(self._cache.next_wake_ns)
+        for listener, queue in listeners:
+            listener.notify(queue)
+        self._events.start()
 
     def _agrees(self, instances: tuple[ServiceInstance, ...]) -> bool | None:
         """Whether the registry still has just these; None: unknown, because this is closed."""
@@ -463,6 +398,7 @@ class WatchManager:
     # On a worker, one after the other
 
     def _begin(self, managed: _ManagedWatch) -> None:
+        managed.watch.wait_for_file()
         if managed.ended:
             return
         try:

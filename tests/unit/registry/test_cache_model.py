@@ -6,15 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fixtures.cache_worlds import LEASE_S, REGISTRY, SERVICE, STALE_S, CacheDriver, records
+from fixtures.cache_worlds import LEASE_S, REGISTRY, SERVICE, STALE_S, CacheDriver
 from rpcwheel.events.events import InstancesChanged, InstancesRetained, RecordSkipped
 
 ALL = "abcdef"
 IDS = st.sets(st.sampled_from(ALL))
 AGES = st.sampled_from([0, STALE_S - 1, STALE_S, STALE_S + 1, 3600])
 MIN_COUNT = 3
-LAST_RECORDS = records("abc", unreadable="def")
-LAST_DRAINING = records(draining=ALL)
 
 
 @dataclass
@@ -126,11 +124,6 @@ class History:
             for at, key, is_stale in self.disappeared
         ]
 
-    def announce_end(self, ids: set[str]) -> None:
-        """The last records of instances that are gone are DRAINING: they are not lost."""
-        self.disappeared = [loss for loss in self.disappeared if loss[1] not in ids]
-        self.listed |= dict.fromkeys(ids & self.listed.keys(), "DRAINING")
-
     def update(
         self, up: set[str], draining: set[str], unreadable: set[str], *, is_new: bool
     ) -> None:
@@ -187,17 +180,13 @@ class CacheHistory(RuleBasedStateMachine):
         self.driver.remember(sorted(ids), age)
         self.history.read_file(ids, age)
 
-    @rule(up=IDS, draining=IDS, unreadable=IDS | st.just(set()), announced=st.just(set()) | IDS)
-    def a_view(self, up, draining, unreadable, announced):
+    @rule(up=IDS, draining=IDS, unreadable=IDS | st.just(set()))
+    def a_view(self, up, draining, unreadable):
         draining, unreadable = draining - up, unreadable - up - draining
-        self.history.announce_end(announced - up - draining - unreadable)
         stale, new = self.history.stale(), unreadable - self.unreadable
         self.history.update(up, draining, unreadable, is_new=bool(new))
         self.last, self.unreadable = (up, draining, unreadable), unreadable
-        last_records = LAST_RECORDS | {key: LAST_DRAINING[key] for key in announced}
-        self.driver.update(
-            sorted(up), draining=draining, unreadable=unreadable, last_records=last_records
-        )
+        self.driver.update(sorted(up), draining=draining, unreadable=unreadable)
         assert [event.key for event in self.driver.take_events(RecordSkipped)] == sorted(new)
         count, reason = len(self.history.stale()), self.history.reason
         is_retained = bool(self.history.stale() - stale)
@@ -207,29 +196,29 @@ class CacheHistory(RuleBasedStateMachine):
     @rule(up=IDS)
     def a_view_with_fewer(self, up):
         left = {key for key, status in self.history.listed.items() if status == "UP"} & up
-        self.a_view(left, set(), set(), set())
+        self.a_view(left, set(), set())
 
-    @rule(count=st.integers(2, 3), announced=st.just(set()) | IDS)
-    def some_disappear_one_by_one(self, count, announced):
+    @rule(count=st.integers(2, 3))
+    def some_disappear_one_by_one(self, count):
         for _ in range(count):
             left = sorted(key for key, status in self.history.listed.items() if status == "UP")
-            self.a_view(set(left[1:]), set(), set(), announced)
+            self.a_view(set(left[1:]), set(), set())
             self.pass_time(1, suspended=False)
 
     @precondition(lambda self: self.history.cut_off)
     @rule()
     def an_equal_view(self):
-        self.a_view(*self.last, set())
+        self.a_view(*self.last)
 
     @rule()
     def an_unreadable_view(self):
         """Of instances that are not known."""
         known = self.history.listed.keys() | self.history.stale()
-        self.a_view(set(), set(), set(ALL) - known, set())
+        self.a_view(set(), set(), set(ALL) - known)
 
     @rule()
     def an_empty_view(self):
-        self.a_view(set(), set(), set(), set())
+        self.a_view(set(), set(), set())
 
     @rule(
         ups=st.lists(IDS, min_size=2, max_size=8),
@@ -238,7 +227,7 @@ class CacheHistory(RuleBasedStateMachine):
     def lose_contact_repeatedly(self, ups, seconds):
         for up in ups:
             self.lose_contact("the lease was lost")
-            self.a_view(up, set(), set(), set())
+            self.a_view(up, set(), set())
             self.pass_time(seconds, suspended=False)
 
     @rule(reason=st.sampled_from(["the connection was lost", "the lease was lost"]))

@@ -1,4 +1,4 @@
-"""The watch of one service: order of updates, merged views, listeners, and the snapshot file."""
+"""The watch of one service: views, listeners, and the snapshot file."""
 
 import threading
 
@@ -11,41 +11,29 @@ from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel._concurrency.executor import SerialExecutor
 from rpcwheel.instance import Snapshot
-from rpcwheel.registry import watches as module
 from rpcwheel.registry.policy import RegistryPolicy, RegistryRules
-from rpcwheel.registry.watches import LISTENER_QUEUES, MAX_PENDING, Listener, ServiceWatch
+from rpcwheel.registry.watches import LISTENER_QUEUES, Listener, ServiceWatch
 
 
 class FakeSnapshotFile:
-    """A snapshot file whose reads and writes can be made to block."""
+    """A snapshot file in memory."""
 
     def __init__(self):
         self.stored = None
         self.kept = []
-        self.load_unblocked = threading.Event()
-        self.keep_unblocked = threading.Event()
-        self.unblock()
-
-    def unblock(self):
-        self.load_unblocked.set()
-        self.keep_unblocked.set()
 
     def load(self, service):
         assert service == SERVICE
-        self.load_unblocked.wait(WAIT_S)
         return self.stored
 
     def keep(self, service, found, agrees=None):
         assert service == SERVICE
         self.kept.append((ids_of(found), agrees))
-        self.keep_unblocked.wait(WAIT_S)
 
 
 @pytest.fixture
 def file():
-    file = FakeSnapshotFile()
-    yield file
-    file.unblock()
+    return FakeSnapshotFile()
 
 
 @pytest.fixture
@@ -61,7 +49,6 @@ def make(file, timer):
         return watch
 
     yield make
-    file.unblock()
     for watch in made:
         watch.close()
     assert timer.pending == 0
@@ -79,67 +66,13 @@ def shows(watch, ids, stale=""):
     )
 
 
-def make_busy(watch, file):
-    """Have the worker of the watch block with "abcd" as its snapshot, until `file.unblock()`."""
-    file.keep_unblocked.clear()
+def test_an_instance_that_was_draining_in_any_view_is_removed_at_once(watch):
     watch.on_view(view("abcd"))
-    assert wait_until(lambda: file.kept)
-
-
-# Updates that wait
-
-
-def test_of_several_waiting_views_only_the_last_is_applied(watch, file):
-    make_busy(watch, file)
-    for _ in range(100):
-        watch.on_view(view("abc"))
-    watch.on_view(view("ab"))
-    file.unblock()
-    assert shows(watch, "ab")
-    assert watch.snapshot.revision == 2
-
-
-def test_a_loss_of_contact_between_waiting_views_is_applied_in_order(watch, file):
-    make_busy(watch, file)
-    watch.on_view(view("abc"))
-    watch.on_contact_lost("the connection was lost")
-    watch.on_contact_lost("it was lost again")
-    watch.on_view(view("xyz"))
-    watch.on_view(view())
-    file.unblock()
-    assert shows(watch, "abcd", stale="abcd")  # d disappeared within the same lease
-
-
-def test_an_instance_that_was_draining_in_a_merged_view_is_removed_at_once(watch, file):
-    make_busy(watch, file)
     watch.on_contact_lost("the connection was lost")
     watch.on_view(view("ab", draining="cd"))
     watch.on_view(view("a", draining="b"))
     watch.on_view(view("ac"))
-    file.unblock()
     assert shows(watch, "ac")
-
-
-def test_an_instance_that_was_draining_in_a_dropped_view_is_removed_at_once(watch, file):
-    make_busy(watch, file)
-    watch.on_contact_lost("the connection was lost")
-    watch.on_view(view("abc", draining="d"))
-    for _ in range(MAX_PENDING):
-        watch.on_contact_lost("the connection was lost")
-        watch.on_view(view("ab"))
-    file.unblock()
-    assert shows(watch, "abc", stale="c")
-
-
-def test_at_most_max_pending_updates_wait(watch, file):
-    make_busy(watch, file)
-    for number in range(10 * MAX_PENDING):
-        watch.on_contact_lost("the connection was lost")
-        watch.on_view(view([f"new-{number}"]))
-    watch.on_view(view(["last"]))
-    file.unblock()
-    assert wait_until(lambda: "last" in ids_of(watch.snapshot))
-    assert watch.snapshot.revision <= 1 + MAX_PENDING
 
 
 # Snapshots
@@ -250,24 +183,6 @@ def test_hanging_listeners_take_one_thread_per_queue(watch):
 
 
 # The snapshot file
-
-
-def test_the_file_is_read_before_the_first_view_is_applied(make, file, monkeypatch):
-    monkeypatch.setattr(module, "FILE_TIMEOUT_S", WAIT_S)
-    file.stored = Snapshot(SERVICE, instances("a", "b"), 1, "cache", 0.0)
-    file.load_unblocked.clear()
-    watch = make()
-    watch.on_view(view())
-    file.unblock()
-    assert shows(watch, "ab", stale="ab")
-
-
-def test_a_file_that_cannot_be_read_in_time_does_not_delay_the_first_view(make, file, monkeypatch):
-    monkeypatch.setattr(module, "FILE_TIMEOUT_S", 0.01)
-    file.load_unblocked.clear()
-    watch = make()
-    watch.on_view(view("a"))
-    assert ids_of(watch.wait(WAIT_S)) == "a"
 
 
 def test_instances_that_only_the_file_has_are_not_written_again(make, file):

@@ -1,9 +1,13 @@
 """`WatchManager`: one watch of the backend for each service with subscribers."""
 
 import random
+import threading
+
+import pytest
 
 from fixtures.flaky_backends import POLICY
 from fixtures.waiting import WAIT_S, wait_until
+from rpcwheel.registry import watches as module
 from rpcwheel.registry.policy import RegistryRules
 from rpcwheel.registry.watches import WatchManager
 from rpcwheel.timer import ManualTimer
@@ -35,13 +39,46 @@ class Watch:
             raise OSError
 
 
+def watches_of(backend, timer, snapshots=None):
+    callbacks = dict.fromkeys(("on_answer", "on_loss", "emit", "on_unused"), lambda *_: None)
+    rules = RegistryRules.from_policy(POLICY)
+    return WatchManager(backend, rules, timer=timer, snapshots=snapshots, **callbacks)
+
+
+class SnapshotFiles:
+    """Files whose disk hangs until they may be read."""
+
+    def __init__(self):
+        self.may_be_read = threading.Event()
+
+    def load(self, service):
+        self.may_be_read.wait()
+
+
+@pytest.mark.parametrize("timeout_s", [WAIT_S, 0.01])
+def test_a_watch_begins_when_the_snapshot_file_was_read_or_after_a_short_time(
+    timer, monkeypatch, timeout_s
+):
+    """The first view must not overtake the file."""
+    monkeypatch.setattr(module, "FILE_TIMEOUT_S", timeout_s)
+    backend, files = RegistryBackend(random.Random(7)), SnapshotFiles()
+    backend.fails = False
+    watches = watches_of(backend, timer, files)
+    watches.acquire("a", "user")
+    if timeout_s == WAIT_S:
+        assert not watches._jobs.wait(0.05)
+        assert backend.open == []
+        files.may_be_read.set()
+    assert wait_until(lambda: backend.open == ["a"])
+    files.may_be_read.set()
+    watches.close()
+    assert watches._jobs.wait(WAIT_S)
+
+
 def test_each_service_with_subscribers_has_one_watch_despite_failures():
     chance, timer = random.Random(7), ManualTimer()
     backend = RegistryBackend(chance)
-    callbacks = dict.fromkeys(("on_answer", "on_loss", "emit", "on_unused"), lambda *_: None)
-    watches = WatchManager(
-        backend, RegistryRules.from_policy(POLICY), timer=timer, snapshots=None, **callbacks
-    )
+    watches = watches_of(backend, timer)
     subscribers = []
     for _ in range(500):
         if subscribers and chance.random() < 0.5:
