@@ -57,9 +57,6 @@ class _Put(NamedTuple):
 
     lease: int
     epoch: str
-    revision: int = 0
-    """The revision of the key when it was put or checked last; 0: not known. If it is unchanged,
-    nobody has written the key since."""
 
 
 class EtcdBackend(RegistryBackend):
@@ -197,16 +194,12 @@ class EtcdBackend(RegistryBackend):
             for each, data in batch
         )
         try:
-            response = self._transact(
-                once=True, success=[messages.RequestOp(put=put) for put in puts]
-            )
+            self._transact(once=True, success=[messages.RequestOp(put=put) for put in puts])
         except RegistryUnavailable:  # the put may be applied later
             with self._lock:
                 self._abandoned.add(lease)
                 self._lease = 0
             raise
-        for each, _ in batch:
-            self._puts[each.key] = _Put(lease, each.epoch, response.header.revision)
 
     def _current_lease(self) -> int:
         """Return a lease with at least half of its time left; a new one if there is none.
@@ -272,35 +265,26 @@ class EtcdBackend(RegistryBackend):
         self._lease, self._why_lost = 0, why
 
     def _read_leases(self, instances: Iterable[ServiceInstance]) -> dict[tuple[str, str], int]:
-        """Return the leases of the records that are there with their epoch, by `key`.
+        """Return the leases of the records that are there with their epoch, by `key`."""
+        return {
+            each.key: int(kv.lease)
+            for batch in _batches(instances)
+            for each, kv in self._read_own([each for each, _ in batch])
+        }
 
-        One transaction for each batch: if no key was written since it was put, its lease is known
-        and nothing is read; otherwise all keys of the batch are read.
-        """
+    def _read_own(self, batch: Sequence[ServiceInstance]) -> list[tuple[ServiceInstance, Any]]:
+        """Read the records of instances in one transaction. Those of another epoch are left out."""
         messages = self._messages
-        leases: dict[tuple[str, str], int] = {}
-        for batch in _batches(instances):
-            puts = [self._puts.get(each.key) or _Put(0, "") for each, _ in batch]
-            keys = [self._key(each) for each, _ in batch]
-            same = [
-                messages.Compare(
-                    result=EQUAL, target=MOD_REVISION, key=key, mod_revision=put.revision
-                )
-                for key, put in zip(keys, puts, strict=True)
-            ]
-            reads = [messages.RequestOp(range=messages.RangeRequest(key=key)) for key in keys]
-            response = self._transact(compare=same, failure=reads)
-            if response.succeeded:
-                leases.update(
-                    (each.key, put.lease) for (each, _), put in zip(batch, puts, strict=True)
-                )
-                continue
-            for (each, _), put, read in zip(batch, puts, response.responses, strict=True):
-                for kv in read.range.kvs:
-                    if record_epoch(kv.value) == each.epoch:
-                        leases[each.key] = kv.lease
-                        self._puts[each.key] = put._replace(revision=kv.mod_revision)
-        return leases
+        requests = (messages.RangeRequest(key=self._key(each)) for each in batch)
+        response = self._transact(
+            success=[messages.RequestOp(range=request) for request in requests]
+        )
+        return [
+            (each, kv)
+            for each, read in zip(batch, response.responses, strict=True)
+            for kv in read.range.kvs
+            if record_epoch(kv.value) == each.epoch
+        ]
 
     def _delete(self, instances: Iterable[ServiceInstance]) -> None:
         """Delete the records that have the same epoch.
@@ -308,22 +292,12 @@ class EtcdBackend(RegistryBackend):
         etcd cannot compare epochs. So each batch is read, and deleted if no key was written since;
         otherwise it is read again.
         """
-        messages = self._messages
         for batch in _batches(instances):
             left = [each for each, _ in batch]
             while left:
-                requests = (messages.RangeRequest(key=self._key(each)) for each in left)
-                response = self._transact(
-                    success=[messages.RequestOp(range=request) for request in requests]
-                )
-                revisions = {
-                    kv.key: kv.mod_revision
-                    for each, read in zip(left, response.responses, strict=True)
-                    for kv in read.range.kvs
-                    if record_epoch(kv.value) == each.epoch
-                }
-                left = [each for each in left if self._key(each) in revisions]
-                if not left or self._delete_unchanged(revisions):
+                own = self._read_own(left)
+                left = [each for each, _ in own]
+                if not left or self._delete_unchanged({kv.key: kv.mod_revision for _, kv in own}):
                     break
 
     def _delete_unchanged(self, revisions: Mapping[bytes, int]) -> bool:
