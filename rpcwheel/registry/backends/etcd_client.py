@@ -22,7 +22,6 @@ there, and warns. docs/grpcio.md has the figures.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import threading
@@ -202,14 +201,14 @@ class EtcdClient:
         token = self._login(connection, end_s - time.monotonic())
         return self._call(connection, method, request, token, end_s - time.monotonic())
 
-    def watch(self, requests: Iterable[object], first_key: bytes) -> WatchStream:
+    def watch(self, requests: Iterable[object]) -> WatchStream:
         """Open a watch stream; raises as `call` does, except for errors of the stream itself.
 
-        On a stream etcd reports an invalid token as a watch that is not permitted. So with a login,
-        `first_key`, one of the keys to watch, is read first: that reports it.
+        If the token is invalid, etcd refuses watches as if they were not permitted. A call of the
+        client gets a new token, which the next stream has.
         """
-        token = self._valid_token(first_key)
         connection = self._connect()
+        token = self._login(connection, self._timeout_s)
         method = connection.channel.stream_stream(
             "/etcdserverpb.Watch/Watch",
             request_serializer=self._messages.WatchRequest.SerializeToString,
@@ -219,11 +218,7 @@ class EtcdClient:
             call: Any = method(iter(requests), metadata=(*_metadata(token), *REQUIRE_LEADER))
         except ValueError as error:  # the channel was closed meanwhile
             raise self.closed_error() from error
-        return WatchStream(call, self, connection, token)
-
-    def has_new_token(self, stream: WatchStream, key: bytes) -> bool:
-        """Whether the stream's token is invalid by now; reads `key` to find out."""
-        return self._valid_token(key) != stream.token
+        return WatchStream(call, self, connection)
 
     def error_of(self, error: grpc.RpcError, connection: _EtcdConnection) -> RegistryError:
         """Return the registry error for a call's error.
@@ -325,15 +320,6 @@ class EtcdClient:
                         raise
             return self._token
 
-    def _valid_token(self, key: bytes) -> str:
-        """Return a token that etcd accepts; "" if none is needed."""
-        if not self._url.user:
-            return ""
-        request = self._messages.RangeRequest(key=key, count_only=True)
-        with contextlib.suppress(RegistryRefused):  # not permitted, so the token is valid
-            self.call("KV/Range", request)
-        return self._login(self._connect(), self._timeout_s)
-
     def _call(
         self, connection: _EtcdConnection, method: str, request: Any, token: str, timeout_s: float
     ) -> Any:
@@ -370,10 +356,7 @@ class _InvalidToken(RegistryRefused):
 class WatchStream:
     """Iterates over the responses of a watch stream; raises RegistryError at its end."""
 
-    def __init__(
-        self, call: Any, client: EtcdClient, connection: _EtcdConnection, token: str
-    ) -> None:
-        self.token = token
+    def __init__(self, call: Any, client: EtcdClient, connection: _EtcdConnection) -> None:
         self._call = call
         self._client = client
         self._connection = connection

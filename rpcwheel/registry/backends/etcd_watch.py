@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rpcwheel.backoff import RANDOM
 from rpcwheel.durations import to_ns
-from rpcwheel.errors import RegistryError, RegistryRefused, RegistryUnavailable
+from rpcwheel.errors import RegistryError, RegistryUnavailable
 from rpcwheel.events import TaskFailed, emit
 from rpcwheel.registry.backend import View
 from rpcwheel.timer.manual import clock_of
@@ -213,7 +213,7 @@ class EtcdWatches:
         """
         stream = self._stream
         if stream is None or stream.end_reason:
-            stream = self._open(service)
+            stream = self._open()
         with self._changed:
             same = (watch for watch in stream.watches.values() if watch.service == service)
             watch = next(same, None) or self._create(stream, service)
@@ -223,14 +223,15 @@ class EtcdWatches:
         if watch.is_created:
             return watch
         if watch.refusal:
-            raise RegistryRefused(f"{self._client.where}: {watch.refusal}")
-        if not stream.end_reason:
-            self._end_silent(stream)
+            self._read(service)  # raises if etcd refuses this, too
+            self._end(stream, f"a token is no longer valid: {watch.refusal}")
+        elif not stream.end_reason:
+            self._end(stream, f"no answer in {self._timeout_s:g} s")
         raise RegistryUnavailable(stream.end_reason)
 
-    def _open(self, service: str) -> _Stream:
+    def _open(self) -> _Stream:
         requests: SimpleQueue[object] = SimpleQueue()
-        call = self._client.watch(iter(requests.get, None), self._prefix_of(service))
+        call = self._client.watch(iter(requests.get, None))
         stream = _Stream(call, requests)
         thread = threading.Thread(
             target=self._run, args=(stream,), name="rpcwheel-etcd-watch", daemon=True
@@ -238,7 +239,7 @@ class EtcdWatches:
         try:
             thread.start()
         except RuntimeError as error:  # "can't start new thread"
-            _end(stream)
+            _release(stream)
             raise RegistryUnavailable(f"{self._client.where}: {error}") from error
         with self._changed:
             self._stream, self._thread = stream, thread
@@ -272,12 +273,12 @@ class EtcdWatches:
                 return False
             is_late = now_ns - stream.probed_ns >= to_ns(self._timeout_s)
         if is_late:
-            self._end_silent(stream)
+            self._end(stream, f"no answer in {self._timeout_s:g} s")
         return False
 
-    def _end_silent(self, stream: _Stream) -> None:
-        """End a stream without a response, and its connection."""
-        stream.end_reason = f"{self._client.where}: no answer in {self._timeout_s:g} s"
+    def _end(self, stream: _Stream, reason: str) -> None:
+        """End a stream, and have the next one use another connection."""
+        stream.end_reason = f"{self._client.where}: {reason}"
         stream.call.drop()
 
     # On the thread of the stream
@@ -286,15 +287,13 @@ class EtcdWatches:
         reason = f"{self._client.where}: etcd has ended the stream"
         try:
             for message in stream.call:
-                if message.created and message.canceled and self._has_new_token(stream):
-                    break
                 self._received(stream, message)
         except RegistryError as error:
             reason = str(error)
         except Exception as error:  # noqa: BLE001 - a bug in this package; watches continue
             emit(TaskFailed(timer="etcd", task="watch", error=error))
             reason = f"{self._client.where}: {error!r}"
-        _end(stream)
+        _release(stream)
         with self._changed:
             stream.end_reason = stream.end_reason or reason
             self._changed.notify_all()
@@ -302,11 +301,6 @@ class EtcdWatches:
                 return  # the read that has opened the stream fails, and is repeated later
             self._changed.wait_for(lambda: self._closed, RANDOM.uniform(0, FIRST_RETRY_S))
         self._polling.report_contact_lost(stream.end_reason)
-
-    def _has_new_token(self, stream: _Stream) -> bool:
-        """Whether a watch was refused only because the stream's token is invalid by now."""
-        prefix = self._prefix_of(stream.creating[0].service)
-        return self._client.has_new_token(stream.call, prefix)
 
     def _received(self, stream: _Stream, message: Any) -> None:
         with self._changed:
@@ -350,7 +344,7 @@ class EtcdWatches:
             self._last_revision = max(self._last_revision, event.kv.mod_revision)
 
 
-def _end(stream: _Stream) -> None:
+def _release(stream: _Stream) -> None:
     stream.call.cancel()
     stream.requests.put(None)  # ends gRPC's thread, which waits for the next request
 

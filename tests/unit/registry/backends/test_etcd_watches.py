@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from fixtures.engine_watchers import CheckedWatcher
 from fixtures.waiting import WAIT_S, wait_until
-from rpcwheel.errors import RegistryUnavailable
+from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.registry.backend import Settings, View
 from rpcwheel.registry.backends.etcd_client import messages
 from rpcwheel.registry.backends.etcd_watch import DATA_LOST, FULL_EVERY, EtcdWatches
@@ -67,7 +67,7 @@ class Etcd:
         self.lock = threading.RLock()
         self.streams = []
         self.is_down = self.is_silent = False
-        self.refused = set()
+        self.refused, self.refused_by_token = set(), set()
         self.during_read = []
         self.reads = []
         self.gate = threading.Event()
@@ -77,14 +77,12 @@ class Etcd:
     def wipe(self):
         self.revision, self.records = 1, {}
 
-    def watch(self, requests, first_key):
+    def watch(self, requests):
         if self.is_down:
             raise RegistryUnavailable("down")
+        self.refused_by_token = set()
         self.streams.append(Stream(self, requests))
         return self.streams[-1]
-
-    def has_new_token(self, stream, key):
-        return False
 
     def read(self, service):
         self.reads.append(service)
@@ -92,6 +90,8 @@ class Etcd:
         with self.lock:
             if self.is_down:
                 raise RegistryUnavailable("down")
+            if service in self.refused:
+                raise RegistryRefused("permission denied")
             if self.during_read:
                 self.put(*self.during_read.pop(0))
             view = View(dict(self.records.get(service, {})), self.revision)
@@ -103,7 +103,7 @@ class Etcd:
         create, number = request.create, request.create.watch_id
         if request.HasField("create"):
             service = create.key.decode().strip("/")
-            if service in self.refused:
+            if service in self.refused | self.refused_by_token:
                 stream.respond(created=True, canceled=True, cancel_reason="permission denied")
             else:
                 stream.prefixes[number] = service
@@ -259,7 +259,7 @@ def test_a_watch_that_is_not_confirmed_ends_the_stream_and_its_connection(etcd, 
 def test_a_refused_watch_is_created_again_later_and_affects_no_other(etcd, watches, timer):
     etcd.refused.add(SHOP)
     watches.watch(SHOP, refused := CheckedWatcher())
-    assert refused.doubts("etcd://model: permission denied")
+    assert refused.doubts("permission denied")
     watcher = watching(watches, CART)
     etcd.put(CART, "a", b"1")
     assert watcher.sees("a")
@@ -268,6 +268,15 @@ def test_a_refused_watch_is_created_again_later_and_affects_no_other(etcd, watch
     assert refused.sees()
     assert not watcher.after_doubt
     assert len(etcd.streams) == 1
+
+
+def test_a_watch_is_created_on_another_stream_if_only_the_token_is_invalid(etcd, watches, timer):
+    watcher = watching(watches, CART)
+    etcd.refused_by_token.add(SHOP)
+    watches.watch(SHOP, other := CheckedWatcher())
+    assert other.doubts("a token is no longer valid: permission denied")
+    assert wait_until(lambda: (timer.advance(0.2), other.has_seen() and watcher.has_seen())[1])
+    assert len(etcd.streams) == 2
 
 
 def test_a_watch_that_etcd_ends_is_created_again(etcd, watches):
