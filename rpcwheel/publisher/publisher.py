@@ -438,8 +438,8 @@ class PublisherBase(Generic[R]):
                 step = shutdown.begin_step("not serving", HEALTH_TIMEOUT_S)
                 step.run_all((type(self._health).__name__, self._set_not_serving))
             if published.is_publishing:
-                shutdown.begin_step("wait")
-                shutdown.run("lame duck", shutdown.wait_lame_duck)
+                step = shutdown.begin_step("wait", shutdown.lame_duck_s)
+                step.wait_for([step.hurried])
             is_left_running = self._ran_before and self._start_failed
             if published.instances and not is_left_running and not self._server.is_gone:
                 step = shutdown.begin_step("stop", None)

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Final
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.durations import to_seconds
-from rpcwheel.errors import TimerError
 from rpcwheel.events import CallbackFailed, ShutdownStep
-from rpcwheel.timer import ManualTimer, shared_timer
 from rpcwheel.timer.manual import clock_of
 
 from .server_adapter import ServerGone
@@ -26,8 +24,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
 STOP_MARGIN_S: Final = 1.0
-"""The server may take this much longer than the grace to stop. The wait for the lame duck ends this
-much late if its timeout is not run."""
+"""The server may take this much longer than the grace to stop."""
 
 HURRIED_TIMEOUT_S: Final = 0.5
 """The limit for a step of a hurried stop, unless the step is left out."""
@@ -44,24 +41,23 @@ class Shutdown:
     ) -> None:
         """Prepare the stop of the server that events call `name()`."""
         self._name = name
-        self._timer, self.now_ns = timer, clock_of(timer)
+        self.now_ns = clock_of(timer)
         self.lame_duck_s = lame_duck_s
         self.grace_s = grace_s
         self.reason = ""
         """For events."""
         self.hurried = threading.Event()
-        self._lame_duck_over = threading.Event()
         self.events = NotificationQueue()
 
     def hurry(self) -> None:
         """Leave out the lame duck, and give each step `HURRIED_TIMEOUT_S` at most."""
         self.hurried.set()
-        self._lame_duck_over.set()
 
     def begin_step(self, name: str, timeout_s: float | None = 0.0) -> RunningStep:
-        """Emit the event of a step, and begin it; the deadline is as of `RunningStep`."""
+        """Begin a step, and emit its event; the deadline is as of `RunningStep`."""
+        step = RunningStep(self, timeout_s)
         self.events.emit(ShutdownStep(self._name(), name, self.reason))
-        return RunningStep(self, timeout_s)
+        return step
 
     def run(
         self, name: str, job: Callable[[], object], ended: threading.Event | None = None
@@ -76,19 +72,6 @@ class Shutdown:
         finally:
             if ended is not None:
                 ended.set()
-
-    def wait_lame_duck(self) -> None:
-        """Wait on the timer, or until the stop is hurried."""
-        timer = shared_timer() if self._timer is None else self._timer
-        try:
-            timeout = timer.new_timeout(lambda _: self._lame_duck_over.set(), self.lame_duck_s)
-        except (TimerError, RuntimeError):  # stopped, full, or no thread can be started
-            self._lame_duck_over.wait(self.lame_duck_s)
-            return
-        # The timer may be stopped meanwhile. The time of a manual timer is not that of `wait`.
-        limit_s = None if isinstance(timer, ManualTimer) else self.lame_duck_s + STOP_MARGIN_S
-        self._lame_duck_over.wait(limit_s)
-        timeout.cancel()
 
 
 class RunningStep:

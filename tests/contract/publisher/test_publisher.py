@@ -319,7 +319,7 @@ def test_a_server_over_tls_is_published_as_one_if_it_has_its_port(make_shop, mem
 def test_a_lame_duck_serves_and_is_withdrawn(shop, registry, timer, events):
     published = started(shop, registry, SERVICE, lame_duck=60.0, grace=0, timer=timer)
     published.begin_stop()
-    assert wait_until(lambda: "wait" in steps(events) and timer.pending)
+    assert wait_until(lambda: "wait" in steps(events))
     assert wait_until(lambda: ids(registry) == [])
     assert ask(published.port) == b"a"
     timer.advance(60.0)
@@ -404,13 +404,9 @@ def test_a_smaller_grace_shortens_a_running_stop(
         stopping.set()
         return stop(grace)
 
-    def lame_duck_ends():
-        timer.advance(0)
-        return stopping.is_set()
-
     monkeypatch.setattr(shop.server, "stop", noted_stop)
     published.begin_stop()
-    assert wait_until(lame_duck_ends)
+    assert stopping.wait(WAIT_S)
     published.begin_stop(grace=100)
     published.begin_stop(grace=200)
     timer.advance(100)

@@ -1,30 +1,15 @@
 """The lame duck of a stop, and a stop between the steps of the start."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
 from fixtures.shops import SERVICE
-from fixtures.timers import cannot_start
 from fixtures.waiting import WAIT_S
 from rpcwheel.publisher import Publisher
-from rpcwheel.publisher.shutdown import Shutdown
-from rpcwheel.timer import WheelTimer
 
 DUBBO = "dubbo+zookeeper://127.0.0.1:2181"
-
-
-@pytest.mark.parametrize("is_full", [True, False], ids=["full", "no thread"])
-def test_a_lame_duck_ends_also_if_the_timer_takes_no_timeout(monkeypatch, is_full):
-    with WheelTimer(max_pending=1) as timer:
-        shutdown = Shutdown(lambda: "shop", timer, lame_duck_s=0.05, grace_s=0.0)
-        if is_full:
-            timer.new_timeout(print, 600.0)
-        else:
-            monkeypatch.setattr(threading.Thread, "start", cannot_start)
-        shutdown.wait_lame_duck()
 
 
 @pytest.mark.parametrize(
