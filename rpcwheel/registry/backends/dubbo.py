@@ -304,12 +304,7 @@ class DubboBackend(ZookeeperNodes):
                 requests[path] = transaction.commit_async()
         results = self.results(requests, list(requests.values()), end_ns)
         created.update(path for path, result in results.items() if not failed(result))
-        missing = {
-            path.rpartition("/")[0]
-            for path, result in results.items()
-            if isinstance(result, NoNodeError)
-        }
-        self.results(missing, [client.ensure_path_async(path) for path in missing], end_ns)
+        self._ensure_parents(client, results, end_ns)
         return not requests
 
     # The application level
@@ -344,11 +339,10 @@ class DubboBackend(ZookeeperNodes):
                 elif path not in nodes:
                     break
                 self._verified.pop(path, None)
-                result = self.results([path], [transaction.commit_async()], end_ns)[path]
-                if not failed(result):
+                results = self.results([path], [transaction.commit_async()], end_ns)
+                if not failed(results[path]):
                     break
-                parent = path.rpartition("/")[0]
-                self.results([parent], [client.ensure_path_async(parent)], end_ns)
+                self._ensure_parents(client, results, end_ns)
             else:
                 raise self._conflict([path])
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import NoNodeError
 
 from rpcwheel.instance import record_epoch
 
@@ -95,44 +95,27 @@ class ZookeeperBackend(ZookeeperNodes):
         return record_epoch(data) == instance.epoch
 
     def _put(self, client: KazooClient, left: Mapping[str, bytes], end_ns: int) -> dict[str, bytes]:
-        """Try to create or replace these nodes; returns those that could not be."""
-        requests = [client.create_async(path, data, ephemeral=True) for path, data in left.items()]
-        results = self.results(left, requests, end_ns)
-        parents = {
-            path.rpartition("/")[0]
-            for path, result in results.items()
-            if isinstance(result, NoNodeError)
-        }
-        self.results(parents, [client.ensure_path_async(path) for path in parents], end_ns)
-        taken = {
-            path: left[path]
-            for path, result in results.items()
-            if isinstance(result, NodeExistsError)
-        }
-        replaced = self._replace(client, taken, end_ns)
-        return {
-            path: data
-            for path, data in left.items()
-            if failed(results[path]) and path not in replaced
-        }
+        """Try to create these nodes, or to write to those that are there; returns the rest.
 
-    def _replace(self, client: KazooClient, taken: Mapping[str, bytes], end_ns: int) -> set[str]:
-        """Write to our own nodes, and replace those of other sessions; returns what succeeded.
-
-        The node of a session that has died would be deleted with it (Dubbo replaces it, too).
+        Those of other sessions are replaced: the node of a session that has died would be deleted
+        with it (Dubbo replaces it, too).
         """
-        nodes = self._get(client, taken, end_ns)
+        nodes = self._get(client, left, end_ns)
         requests = []
-        for path, (_, stat) in nodes.items():
-            if is_own(client, stat):
-                requests.append(client.set_async(path, taken[path], stat.version))
+        for path, data in left.items():
+            _, stat = nodes.get(path, (b"", None))
+            if stat is None:
+                requests.append(client.create_async(path, data, ephemeral=True))
+            elif is_own(client, stat):
+                requests.append(client.set_async(path, data, stat.version))
             else:
                 transaction = client.transaction()
                 transaction.delete(path, stat.version)
-                transaction.create(path, taken[path], ephemeral=True)
+                transaction.create(path, data, ephemeral=True)
                 requests.append(transaction.commit_async())
-        results = self.results(nodes, requests, end_ns)
-        return {path for path, result in results.items() if not failed(result)}
+        results = self.results(left, requests, end_ns)
+        self._ensure_parents(client, results, end_ns)
+        return {path: data for path, data in left.items() if failed(results[path])}
 
 
 SAFE: Final = ":@[]-_.~+=,;!$&'()*"

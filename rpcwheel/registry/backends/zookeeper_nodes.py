@@ -223,6 +223,12 @@ class ZookeeperNodes(RegistryBackend):
             if not isinstance(result, NoNodeError)
         }
 
+    def _ensure_parents(self, client: KazooClient, results: Mapping[str, Any], end_ns: int) -> None:
+        """Create the parents of nodes that could not be created without them."""
+        missing = [path for path, result in results.items() if isinstance(result, NoNodeError)]
+        parents = {path.rpartition("/")[0] for path in missing}
+        self.results(parents, [client.ensure_path_async(path) for path in parents], end_ns)
+
     def _with_children(
         self, client: KazooClient, paths: Mapping[str, str], end_ns: int
     ) -> list[str]:
