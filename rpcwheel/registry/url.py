@@ -70,6 +70,9 @@ COMMON_OPTIONS: Final = ("namespace", "service", "group", "version")
 PARTS: Final = {"db": "0", "root": "dubbo"}
 """Options that select a part of an engine, as the namespace does, and their defaults."""
 
+TLS_SCHEMES: Final = frozenset({"etcds", "zookeepers", "dubbo+zookeepers", "rediss"})
+"""Schemes of connections with TLS."""
+
 TLS_OPTIONS: Final = ("tls", "ca", "cert", "key")
 """Options of every engine with TLS."""
 
@@ -142,18 +145,16 @@ class RegistryUrl:
             raise ConfigurationError(f"{self}: {name} must be true or false, not {text!r}")
         return _YES_NO.get(text.lower(), True)
 
-    def tls_options(self, *, default: bool) -> Mapping[str, str] | None:
+    def tls_options(self) -> Mapping[str, str] | None:
         """Return the options that have those of TLS; None without TLS.
-
-        Args:
-            default: Whether the scheme implies TLS.
 
         Raises:
             ConfigurationError: The options contradict each other, or the scheme.
         """
-        if self.flag("tls", default=default):
+        has_tls = self.scheme in TLS_SCHEMES
+        if self.flag("tls", default=has_tls):
             return self.options
-        if default:
+        if has_tls:
             plain = self.scheme.removesuffix("s")
             raise ConfigurationError(f"{self}: {self.scheme}:// uses TLS; without it {plain}://")
         names = [name for name in (*TLS_OPTIONS[1:], "server_name") if name in self.options]

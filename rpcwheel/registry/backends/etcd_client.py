@@ -128,7 +128,7 @@ class EtcdClient:
             raise ConfigurationError(f"{url}: the host is missing: etcd://10.0.0.1:{PORT}")
         if bool(url.user) != bool(url.password):
             raise ConfigurationError(f"{url}: user and password go together: user:password@host")
-        self._tls = Tls.from_options(url, url.tls_options(default=url.scheme == "etcds"))
+        self._tls = Tls.from_options(url, url.tls_options())
         self._targets = [grpc_target(host, port or PORT) for host, port in url.hosts]
         self._next_target = RANDOM.randrange(len(self._targets))  # spreads clients over members
         self._connection: _EtcdConnection | None = None  # changed under _LOCK

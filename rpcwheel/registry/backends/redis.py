@@ -295,7 +295,7 @@ def _options_of(url: RegistryUrl, settings: Settings) -> dict[str, Any]:
         url,
         url.options.get("db", "0"),
         settings.timeout_s,
-        Tls.from_options(url, url.tls_options(default=url.scheme == "rediss")),
+        Tls.from_options(url, url.tls_options()),
         host=host,
         port=port or PORT,
         username=url.user or None,

@@ -99,7 +99,7 @@ class ZooKeeperSession:
         block.
         """
         self._url = url
-        self._tls = Tls.from_options(url, url.tls_options(default=url.scheme == "zookeepers"))
+        self._tls = Tls.from_options(url, url.tls_options())
         self._settings = settings
         self._contact_changed = contact_changed
         self.closed = False

@@ -15,21 +15,22 @@ from rpcwheel.registry.url import parse_url
 __all__ = ["tls_files"]
 
 
-def tls_of(text, default):
+def tls_of(text):
     url = parse_url(text)
-    return Tls.from_options(url, url.tls_options(default=default))
+    return Tls.from_options(url, url.tls_options())
 
 
-def test_tls_is_on_if_the_scheme_or_the_url_says_so():
-    assert tls_of("redis://a", default=False) is None
-    assert tls_of("redis://a?tls", default=False) == Tls()
-    assert tls_of("rediss://a", default=True) == Tls()
+@pytest.mark.parametrize("scheme", ["etcd", "zookeeper", "dubbo+zookeeper", "redis"])
+def test_tls_is_on_if_the_scheme_or_the_url_says_so(scheme):
+    assert tls_of(f"{scheme}://a") is None
+    assert tls_of(f"{scheme}://a?tls") == Tls()
+    assert tls_of(f"{scheme}s://a") == Tls()
 
 
 def test_the_context_checks_the_host_name_and_trusts_the_given_root(tls_files):
     root, chain, key = tls_files
     url = f"redis://a?tls=1&ca={root}&cert={chain}&key={key}"
-    context = tls_of(url, default=False).context()
+    context = tls_of(url).context()
     assert context.check_hostname
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert len(context.get_ca_certs()) == 1
@@ -40,7 +41,7 @@ def test_a_relative_file_is_found_after_the_program_has_changed_its_directory(
 ):
     root = Path(tls_files[0])
     monkeypatch.chdir(root.parent)
-    tls = tls_of(f"redis://a?tls=1&ca={root.name}", default=False)
+    tls = tls_of(f"redis://a?tls=1&ca={root.name}")
     monkeypatch.chdir(tmp_path)
     assert len(tls.context().get_ca_certs()) == 1
 
@@ -48,21 +49,21 @@ def test_a_relative_file_is_found_after_the_program_has_changed_its_directory(
 def test_a_file_without_a_certificate_is_refused(tls_files):
     root, _, key = tls_files
     with pytest.raises(ConfigurationError, match="can't be used"):
-        tls_of(f"redis://a?tls=1&ca={key}", default=False)
+        tls_of(f"redis://a?tls=1&ca={key}")
     with pytest.raises(ConfigurationError, match="can't be used"):
-        tls_of(f"redis://a?tls=1&cert={root}&key={key}", default=False)
+        tls_of(f"redis://a?tls=1&cert={root}&key={key}")
 
 
 def test_a_file_below_a_home_directory_that_is_unknown_is_refused():
     with pytest.raises(ConfigurationError, match=r"~nobody-is-called-so/ca\.pem.*absolute path"):
-        tls_of("redis://a?tls=1&ca=~nobody-is-called-so/ca.pem", default=False)
+        tls_of("redis://a?tls=1&ca=~nobody-is-called-so/ca.pem")
 
 
 def test_a_relative_file_is_refused_if_the_working_directory_was_removed(monkeypatch):
     removed = FileNotFoundError(2, "No such file or directory")
     monkeypatch.setattr(os, "getcwd", Mock(side_effect=removed))
     with pytest.raises(ConfigurationError, match=r"'ca\.pem'.*absolute path"):
-        tls_of("redis://a?tls=1&ca=ca.pem", default=False)
+        tls_of("redis://a?tls=1&ca=ca.pem")
 
 
 def test_refused_by_tls_finds_the_ssl_error_among_the_causes():
