@@ -100,13 +100,6 @@ class OneShotTimer:
         if self._timeout is not None:
             self._wake_ns = wake_ns
 
-    def set(self, wake_ns: int) -> None:
-        """Call the function then, and not earlier; `NEVER`: do not call it."""
-        with self._lock:
-            if wake_ns != self._wake_ns:
-                self.clear()
-                self.wake(wake_ns)
-
     def clear(self) -> None:
         """Do not call the function; one call may be running."""
         with self._lock:

@@ -254,7 +254,7 @@ class ServiceWatch:
                 if self._snapshots is not None and shown.snapshot.source != "cache":
                     instances = shown.snapshot.instances
                     self._snapshots.keep(self.service, instances, partial(self._agrees, instances))
-            self._timer.set(self._cache.next_wake_ns)
+            self._timer.wake(self._cache.next_wake_ns)  # perhaps too early: `step` finds out
         for listener, queue in listeners:
             listener.notify(queue)
         self._events.start()
