@@ -148,12 +148,11 @@ class EtcdBackend(RegistryBackend):
             self._closed = True
             leases = {self._lease, *self._abandoned} - {0}
             self._lease = 0
-        self._watches.stop()
+        self._watches.close()
         with contextlib.suppress(RegistryError):  # leases end by themselves
             for lease in leases:
                 self._revoke(lease, min(REVOKE_TIMEOUT_S, self.settings.timeout_s))
         self._client.close()
-        self._watches.join()
 
     def _check_open(self) -> None:
         if self._closed or self._client.forked:

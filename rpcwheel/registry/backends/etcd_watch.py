@@ -166,19 +166,15 @@ class EtcdWatches:
         """Notify the watcher of all records of a service from now on."""
         return self._polling.watch(service, watcher)
 
-    def stop(self) -> None:
-        """Close all watches, and let the thread end soon. Idempotent."""
+    def close(self) -> None:
+        """Close all watches, and end the thread; waits at most `JOIN_TIMEOUT_S`. Idempotent."""
         self._polling.close()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            if self._stream is not None:
-                self._stream.call.cancel()
-
-    def join(self) -> None:
-        """Wait for the thread to end, at most `JOIN_TIMEOUT_S`."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+            stream, thread = self._stream, self._thread
+        if stream is not None and thread is not None:
+            stream.call.cancel()
             thread.join(JOIN_TIMEOUT_S)
 
     # On the worker of `PollingWatcher`

@@ -155,8 +155,7 @@ def etcd():
 def watches(etcd, timer):
     watches = watches_of(etcd, timer)
     yield watches
-    watches.stop()
-    watches.join()
+    watches.close()
     assert timer.pending == 0
 
 
@@ -244,7 +243,7 @@ def test_a_probe_without_a_response_ends_the_stream_and_its_connection(etcd, tim
     assert watcher.doubts("etcd://model: no answer in 6 s")
     assert etcd.streams[0].was_dropped
     assert watcher.sees()
-    watches.stop()
+    watches.close()
 
 
 def test_a_watch_that_is_not_confirmed_ends_the_stream_and_its_connection(etcd, timer):
@@ -253,7 +252,7 @@ def test_a_watch_that_is_not_confirmed_ends_the_stream_and_its_connection(etcd, 
     watches.watch(SHOP, watcher := CheckedWatcher())
     assert watcher.doubts("no answer in 0.01 s")
     assert etcd.streams[0].was_dropped
-    watches.stop()
+    watches.close()
 
 
 def test_a_refused_watch_is_created_again_later_and_affects_no_other(etcd, watches, timer):
@@ -446,8 +445,7 @@ class Watching(RuleBasedStateMachine):
 
     def teardown(self):
         self.settle()
-        self.watches.stop()
-        self.watches.join()
+        self.watches.close()
         assert wait_until_quiet(self.watches)
         assert self.timer.pending == 0
         self.timer.stop()
