@@ -68,7 +68,7 @@ class EtcdBackend(RegistryBackend):
         self._client = EtcdClient(url, settings.timeout_s)
         self._root = f"/{url.namespace}/v1/".encode()
         self._watches = EtcdWatches(
-            self._client, url, settings, prefix_of=self._prefix, read=self.lookup
+            self._client, url, settings, prefix_of=self._prefix, read=self._read
         )
         self._lock = threading.Lock()
         """Makes `close`, on any thread, see all leases that were granted or abandoned before it."""
@@ -119,10 +119,7 @@ class EtcdBackend(RegistryBackend):
 
     def lookup(self, service: str) -> View:
         """Read the records of a service. Linearizable: all writes acknowledged before are seen."""
-        prefix = self._prefix(service)
-        response = self._client.call("KV/Range", self._range(prefix))
-        records = {id_of(kv.key, prefix): kv.value for kv in response.kvs}
-        return View(records, response.header.revision)
+        return self._read([service])[0]
 
     def services(self) -> Sequence[str]:
         """Read the keys of the namespace without their values."""
@@ -167,6 +164,17 @@ class EtcdBackend(RegistryBackend):
 
     def _range(self, prefix: bytes) -> Any:
         return self._messages.RangeRequest(key=prefix, range_end=range_end(prefix))
+
+    def _read(self, services: Sequence[str]) -> list[View]:
+        """Read the records of services in one transaction."""
+        prefixes = [self._prefix(service) for service in services]
+        ranges = [self._messages.RequestOp(range=self._range(prefix)) for prefix in prefixes]
+        response = self._client.call("KV/Txn", self._messages.TxnRequest(success=ranges))
+        contents = (
+            {id_of(kv.key, prefix): kv.value for kv in each.range.kvs}
+            for prefix, each in zip(prefixes, response.responses, strict=True)
+        )
+        return [View(records, response.header.revision) for records in contents]
 
     def _transact(self, *, once: bool = False, **parts: Iterable[object]) -> Any:
         """Run a transaction with the `compare`, `success` and `failure` of a `TxnRequest`.

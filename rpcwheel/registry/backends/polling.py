@@ -127,6 +127,11 @@ class PollingWatcher:
         with self._lock:
             return frozenset(self._watches)
 
+    def due_in_full(self) -> list[str]:
+        """Return the services that are read next without a view, in this order."""
+        with self._lock:
+            return [name for name, full in self._pending.items() if full or name not in self._views]
+
     # With the lock
 
     def _watches_of(self, services: Iterable[str]) -> list[WatchNotifier]:

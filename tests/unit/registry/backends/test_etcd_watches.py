@@ -13,7 +13,12 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.registry.backend import Settings, View
 from rpcwheel.registry.backends.etcd_client import messages
-from rpcwheel.registry.backends.etcd_watch import DATA_LOST, FULL_EVERY, EtcdWatches
+from rpcwheel.registry.backends.etcd_watch import (
+    DATA_LOST,
+    FULL_EVERY,
+    MAX_SERVICES_PER_READ,
+    EtcdWatches,
+)
 from rpcwheel.registry.url import parse_url
 from rpcwheel.timer import ManualTimer
 
@@ -67,9 +72,10 @@ class Etcd:
         self.lock = threading.RLock()
         self.streams = []
         self.is_down = self.is_silent = False
-        self.refused, self.refused_by_token = set(), set()
+        self.refused, self.refused_by_token, self.unreadable = set(), set(), set()
         self.during_read = []
         self.reads = []
+        self.transactions = 0
         self.gate = threading.Event()
         self.gate.set()
         self.wipe()
@@ -84,20 +90,21 @@ class Etcd:
         self.streams.append(Stream(self, requests))
         return self.streams[-1]
 
-    def read(self, service):
-        self.reads.append(service)
+    def read(self, services):
+        self.reads += services
+        self.transactions += 1
         assert self.gate.wait(WAIT_S)
         with self.lock:
             if self.is_down:
                 raise RegistryUnavailable("down")
-            if service in self.refused:
+            if not (self.refused | self.unreadable).isdisjoint(services):
                 raise RegistryRefused("permission denied")
             if self.during_read:
                 self.put(*self.during_read.pop(0))
-            view = View(dict(self.records.get(service, {})), self.revision)
+            views = [View(dict(self.records.get(each, {})), self.revision) for each in services]
             if self.during_read:
                 self.put(*self.during_read.pop(0))
-        return view
+        return views
 
     def answer(self, stream, request):
         create, number = request.create, request.create.watch_id
@@ -224,6 +231,84 @@ def test_a_change_is_applied_without_a_read(etcd, watches):
     etcd.put(SHOP, "a", None)
     assert watcher.sees()
     assert etcd.reads == [SHOP]
+
+
+@pytest.fixture
+def busy_worker(etcd, watches):
+    """Have the worker wait for a read until `etcd.gate` is set."""
+    etcd.gate.clear()
+    watches.watch(CART, CheckedWatcher())
+    assert wait_until(lambda: CART in etcd.reads)
+
+
+@pytest.mark.usefixtures("busy_worker")
+def test_services_that_are_watched_together_are_read_together(etcd, watches):
+    watchers = {f"shop-{n}": CheckedWatcher() for n in range(2 * MAX_SERVICES_PER_READ)}
+    for service, watcher in watchers.items():
+        etcd.put(service, service, b"1")
+        watches.watch(service, watcher)
+    etcd.gate.set()
+    for service, watcher in watchers.items():
+        assert watcher.sees(service)
+    assert etcd.transactions == 1 + 2
+    etcd.end_stream()
+    for service, watcher in watchers.items():
+        assert watcher.doubts()
+        assert watcher.sees(service)
+        etcd.put(service, "new", b"1")
+        assert watcher.sees(service, "new")
+    assert etcd.transactions == 3 + 3
+
+
+@pytest.mark.usefixtures("busy_worker")
+def test_a_service_that_cannot_be_read_affects_none_that_is_read_with_it(etcd, watches):
+    watches.watch(SHOP, watcher := CheckedWatcher())
+    watches.watch("other", other := CheckedWatcher())
+    etcd.unreadable.add("other")
+    etcd.gate.set()
+    assert watcher.sees()
+    assert other.doubts("permission denied")
+    assert not watcher.after_doubt
+
+
+def watch_two(etcd, watches, job):
+    """Return a watcher of "other". The job runs after it was read with SHOP, before it is seen."""
+
+    class Busy(CheckedWatcher):
+        def on_view(self, view):
+            job()
+            super().on_view(view)
+
+    watches.watch(SHOP, first := Busy())
+    watches.watch("other", other := CheckedWatcher())
+    etcd.gate.set()
+    assert first.sees()
+    return other
+
+
+@pytest.mark.usefixtures("busy_worker")
+def test_a_change_of_records_that_were_read_with_those_of_another_service_is_seen(etcd, watches):
+    def change():
+        etcd.put("other", "a", b"1")
+        assert wait_until(lambda: watches._last_revision == etcd.revision)
+
+    other = watch_two(etcd, watches, change)
+    assert other.sees("a")
+    assert etcd.transactions == 2
+
+
+@pytest.mark.usefixtures("busy_worker")
+def test_records_that_were_read_before_their_watch_has_ended_are_read_again(etcd, watches):
+    def end_watch():
+        number = next(n for n, name in etcd.streams[0].prefixes.items() if name == "other")
+        del etcd.streams[0].prefixes[number]
+        etcd.records["other"] = {"a": b"1"}
+        etcd.streams[0].respond(watch_id=number, canceled=True)
+        assert wait_until(lambda: "other" not in watches._stream.by_service)
+
+    other = watch_two(etcd, watches, end_watch)
+    assert other.sees("a")
+    assert len(other.views) == 1
 
 
 def test_a_probe_without_a_response_ends_the_stream_and_its_connection(etcd, timer):
