@@ -298,12 +298,12 @@ class EtcdWatches:
     def _probe(self) -> bool:
         """Send a probe, or end the stream if the last one had no response in time.
 
-        Returns whether there is no stream, so that the services must be read over another one.
+        Returns False: without a stream, all services are read again anyway.
         """
         with self._changed:
             stream, now_ns = self._stream, self._now_ns()
             if stream is None or stream.end_reason:
-                return True
+                return False
             if stream.probed_ns is None:
                 stream.probed_ns = now_ns
                 progress = self._messages.WatchProgressRequest()

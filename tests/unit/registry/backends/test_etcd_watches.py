@@ -12,6 +12,7 @@ from fixtures.engine_watchers import CheckedWatcher
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.registry.backend import Settings, View
+from rpcwheel.registry.backends import etcd_watch as module
 from rpcwheel.registry.backends.etcd_client import messages
 from rpcwheel.registry.backends.etcd_watch import (
     DATA_LOST,
@@ -442,6 +443,19 @@ def test_contact_is_lost_with_the_stream_and_another_one_is_opened(etcd, watches
     assert watcher.after_doubt[0] == reason
     etcd.put(SHOP, "b", b"1")
     assert watcher.sees("a", "b")
+
+
+def test_no_view_is_read_between_the_end_of_a_stream_and_the_loss_of_contact(
+    etcd, watches, timer, monkeypatch
+):
+    watcher = watching(watches)
+    monkeypatch.setattr(module.RANDOM, "uniform", lambda _, longest: longest)
+    monkeypatch.setattr(module, "FIRST_RETRY_S", WAIT_S)
+    etcd.end_stream()
+    assert wait_until(lambda: watches._stream.end_reason)
+    timer.advance(PERIOD)
+    assert wait_until_quiet(watches)
+    assert len(etcd.streams) == len(watcher.news) == 1
 
 
 def test_a_thread_that_cannot_be_started_is_a_loss_of_contact(etcd, watches, timer, monkeypatch):
