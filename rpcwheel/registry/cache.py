@@ -44,7 +44,6 @@ So a failure never makes the list empty; a service that never had instances has 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from rpcwheel.durations import NEVER, to_seconds
@@ -75,7 +74,6 @@ sign of a failed registry."""
 
 UNREADABLE: Final = "none of the registry's records can be read"
 EMPTY: Final = "the registry's first answer is empty"
-NO_RECORDS: Final[Mapping[str, bytes]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,7 @@ class ServiceCache:
         self._live = False
         """Whether the registry has answered."""
 
-        self._records: Mapping[str, bytes] = NO_RECORDS
+        self._records: Mapping[str, bytes] = {}
         """The last view of the registry."""
         self._present: set[str] = set()
         """Ids in the last view with an instance: the record can be read, or could be before."""
