@@ -684,16 +684,14 @@ def test_a_breaker_starts_its_timeout_without_its_lock(timer):
         """A garbage collection in the thread that a timer starts may end a call of the breaker."""
 
         def new_timeout(self, *args):
-            thread = threading.Thread(target=breaker.ended, args=(token, "CANCELLED", 0, 0))
-            thread.start()
-            thread.join(WAIT_S)
-            has_ended.append(not thread.is_alive())
+            in_thread(breaker.ended, token, "CANCELLED", 0, 0).result(WAIT_S)
+            ended.append(True)
             return timer.new_timeout(*args)
 
-    has_ended, breaker = [], admission_of(timer, breaker=ONE_FAILURE).breaker
+    ended, breaker = [], admission_of(timer, breaker=ONE_FAILURE).breaker
     breaker._timer, token = Starting(), breaker.enter(0)
     breaker.ended(breaker.enter(0), "UNAVAILABLE", 0, 0)
-    assert has_ended == [True]
+    assert ended == [True]
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["known", "new"])
