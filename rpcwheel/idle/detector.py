@@ -41,6 +41,7 @@ from rpcwheel.timer.manual import checked_timer, clock_of
 from .core import (
     ACCEPT_LATENCY_NS,
     NOT_YET,
+    IdleLimit,
     Limits,
     PendingClose,
     SocketState,
@@ -58,7 +59,8 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
-    from .sockets import OpenSocket
+    from .core import IdleReason
+    from .sockets import OpenSocket, SocketInfo
     from .table import Connection, ConnectionEntry, ServedCall, Table
 
 HIDDEN_CALLS: Final = (
@@ -73,6 +75,13 @@ NO_CALLS: Final = (
 
 NOT_SUPPORTED: Final = (
     "this system does not show a process its sockets: idle connections are reported, and not closed"
+)
+
+NO_TIMES: Final = (
+    "the system does not say when data arrived on a connection (TCP_INFO is refused, or incomplete "
+    "as in gVisor): idle_timeout and write_idle close no connection, and max_age closes it at the "
+    "end of max_age_grace; allow getsockopt(TCP_INFO), or use gRPC's own server options "
+    "grpc.max_connection_idle_ms and grpc.max_connection_age_ms"
 )
 
 STOPPED: Final = (
@@ -388,11 +397,20 @@ class DetectorBase:
                 hidden = table.hidden_call_ns >= now_ns - reason.idle_ns
                 if entry.info is None or limits.report_only or hidden:
                     continue
-                if not (table.has_seen_calls or entry.had_no_call()):
-                    self._report_limit("calls", NO_CALLS)
-                elif entry.pending is None:
+                if self._may_close(entry, entry.info, reason) and entry.pending is None:
                     entry.pending = PendingClose(reason, now_ns)
         return idle
+
+    def _may_close(self, entry: ConnectionEntry, info: SocketInfo, reason: IdleReason) -> bool:
+        """Whether enough is known of a connection to close it. Reports what is missing."""
+        if info.lacks_times:
+            self._report_limit("times", NO_TIMES)
+            if reason.limit in (IdleLimit.IDLE, IdleLimit.WRITE):
+                return False  # the connection would never be found quiet
+        if self._table.has_seen_calls or entry.had_no_call():
+            return True
+        self._report_limit("calls", NO_CALLS)
+        return False
 
     def _close_pending(self, events: list[Event]) -> None:
         """Take the next step with each connection that is due to be closed."""

@@ -130,7 +130,15 @@ class SocketInfo(NamedTuple):
     sent_ago_ns: int
     bytes_in: int | None
     bytes_out: int | None
-    """Bytes that the peer has acknowledged. Both counts are None before Linux 4.1."""
+    """Bytes that the peer has acknowledged. Both counts are None if the kernel does not say."""
+
+    @property
+    def lacks_times(self) -> bool:
+        """Whether the kernel does not say when data was received.
+
+        Also true of a connection that has just begun.
+        """
+        return not (self.received_ago_ns or self.bytes_in)
 
 
 class OpenSocket:
@@ -194,9 +202,11 @@ class OpenSocket:
         with suppress(OSError, struct.error):
             tcp_info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
             state, sent_ms, received_ms = STATE_AND_TIMES.unpack_from(tcp_info)
-            if len(tcp_info) < COUNTS.size:
-                return state, sent_ms, received_ms, None, None
-            return state, sent_ms, received_ms, *COUNTS.unpack_from(tcp_info)
+            if len(tcp_info) >= COUNTS.size:
+                bytes_out, bytes_in = COUNTS.unpack_from(tcp_info)
+                if received_ms or bytes_in:  # gVisor leaves both 0
+                    return state, sent_ms, received_ms, bytes_out, bytes_in
+            return state, sent_ms, received_ms, None, None
         return 0, 0, 0, None, None
 
     def unread(self) -> int:

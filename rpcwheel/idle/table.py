@@ -92,7 +92,8 @@ class Connection:
 
     gRPC describes the client only with a call: until the first call on the connection,
     `user_agent` and `tls_identity` are None. On systems other than Linux, and for unix sockets,
-    `local_address`, `bytes_in` and `bytes_out` are None.
+    `local_address`, `bytes_in` and `bytes_out` are None. If the kernel does not say how
+    many bytes it received (gVisor), `bytes_in` and `bytes_out` are None.
     """
 
     peer: str

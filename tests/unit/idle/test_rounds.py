@@ -1,6 +1,7 @@
 """The rounds of a detector: where they run, what they examine right before a shutdown, the end."""
 
 import os
+import socket
 import threading
 from contextlib import contextmanager
 
@@ -158,6 +159,25 @@ class Kernel:
         self.is_shut_down = True
 
 
+class TcpInfoOfGvisor(socket.SocketType):
+    """Says of a connection only the state, and the times and windows that gVisor knows."""
+
+    def getsockopt(self, level, option, *size):
+        value = super().getsockopt(level, option, *size)
+        if (level, option) != (socket.IPPROTO_TCP, socket.TCP_INFO):
+            return value
+        return value[:1] + bytes(7) + b"\x40\x0d\x03\0" + bytes(212)
+
+
+class RefusedTcpInfo(socket.SocketType):
+    """Says nothing of a connection, as with a seccomp profile."""
+
+    def getsockopt(self, level, option, *size):
+        if (level, option) == (socket.IPPROTO_TCP, socket.TCP_INFO):
+            raise PermissionError("TCP_INFO")
+        return super().getsockopt(level, option, *size)
+
+
 def test_the_kernel_is_asked_right_before_the_shutdown(server, channel):
     detector, kernel = server.detect(), Kernel()
     echo(channel)
@@ -201,6 +221,26 @@ def test_on_other_systems_idle_connections_are_only_reported(server, channel, ev
     detector.close()
     assert echo(channel) == b"x"
     assert not events.of(ConnectionClosed)
+
+
+@pytest.mark.parametrize("kernel", [TcpInfoOfGvisor, RefusedTcpInfo])
+def test_if_the_kernel_does_not_say_when_data_arrived_idle_connections_are_kept_and_reported(
+    server, channel, events, monkeypatch, kernel
+):
+    monkeypatch.setattr("socket.SocketType", kernel)
+    detector = server.detect()
+    echo(channel)
+    assert wait_until(server.is_calm)
+    server.advance_until(lambda: events.of(IdleDetectionLimited))
+    for _ in range(60):
+        server.advance(1)
+    assert detector.connections()[0].bytes_in is None
+    assert not events.of(ConnectionClosed)
+    assert not events.of(IdleCloseSkipped)
+    assert echo(channel) == b"x"
+    detector.change(max_age=60, max_age_grace=5)
+    server.advance_until(lambda: events.of(ConnectionClosed))
+    assert ["TCP_INFO" in event.reason for event in events.of(IdleDetectionLimited)] == [True]
 
 
 def test_an_event_waits_for_no_change_of_settings(server, events):
