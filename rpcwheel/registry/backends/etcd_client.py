@@ -468,7 +468,7 @@ SCHEMA: Final = """
 ResponseHeader         cluster_id:1:u member_id:2:u revision:3:i raft_term:4:u
 KeyValue               key:1:b create_revision:2:i mod_revision:3:i version:4:i value:5:b lease:6:i
 Event                  type:1:e kv:2:KeyValue
-RangeRequest           key:1:b range_end:2:b limit:3:i revision:4:i keys_only:8:t count_only:9:t
+RangeRequest           key:1:b range_end:2:b limit:3:i revision:4:i keys_only:8:t
 RangeResponse          header:1:ResponseHeader kvs:2:*KeyValue more:3:t count:4:i
 PutRequest             key:1:b value:2:b lease:3:i
 PutResponse            header:1:ResponseHeader

@@ -233,8 +233,8 @@ class EtcdWatches:
         view = ahead.pop(watch.service)
         is_lost = view.revision < before
         with self._changed:
-            known = 0 if is_lost else self._last_revision
-            self._last_revision = max(known, view.revision)
+            seen = 0 if is_lost else self._last_revision
+            self._last_revision = max(seen, view.revision)
         if is_lost:
             self._polling.report_contact_lost(f"{self._client.where}: {DATA_LOST}")
         self._read_ahead = ahead
@@ -367,7 +367,7 @@ class EtcdWatches:
         self._changed.notify_all()
 
     def _note_changes(self, stream: _Stream, watch: _KeyWatch, events: Iterable[Any]) -> None:
-        """Add changes to their watch, or cancel it if nobody watches the service any more."""
+        """Add changes to their watch, or cancel it if the service has no watcher any more."""
         if watch.service not in self._polling.services:
             stream.forget(watch)
             cancel = self._messages.WatchCancelRequest(watch_id=watch.number)
