@@ -98,7 +98,7 @@ class Admitted:
     has_succeeded: bool = False
     """Whether a stream has counted as a success before its end."""
     has_ended: bool = False
-    """Of a stream."""
+    """Whether a stream has ended; not set for other attempts."""
 
 
 class NotSent(NamedTuple):

@@ -83,7 +83,7 @@ class InstanceSubset:
             self._add(instance)
 
     def chosen(self, *, beside: int = 0) -> list[ServiceInstance]:
-        """Return the instances that get a subchannel, `beside` so many stale ones."""
+        """Return the instances that get a subchannel; stale ones have taken `beside` places."""
         if self._size is None:
             return list(self.usable.values())
         size = max(1, self._size - beside)

@@ -38,7 +38,10 @@ LATE_READ_S: Final = 0.02
 
 
 def read_timeout_s(left_s: float | None) -> float:
-    """Return how long to read the rest of a request stream, `left_s` before the deadline."""
+    """Return how long to read the rest of a request stream.
+
+    The deadline of the call is `left_s` later; None: it has no deadline.
+    """
     return READ_TIMEOUT_S if left_s is None else min(READ_TIMEOUT_S, max(LATE_READ_S, left_s))
 
 

@@ -131,9 +131,9 @@ def result_of(
 ) -> AttemptResult:
     """Return the result of an attempt that failed with `error`.
 
-    That is a finished call of `grpc`, or an exception of `grpc` or `grpc.aio`. An exception of an
-    inner interceptor may have only a code, or no code. `server` is the subchannel of the attempt;
-    None if the channel has only one server.
+    The error is a finished call of `grpc`, or an exception of `grpc` or `grpc.aio`. An exception of
+    an inner interceptor may have only a code, or no code. `nonce` is that of the attempt; None if
+    it had none. `server` is the subchannel of the attempt; None if the channel has only one server.
     """
     code = getattr(value_of(error, "code"), "name", None)
     if code not in CODES:  # it is no status of gRPC, but perhaps a bug: not to be repeated

@@ -73,10 +73,11 @@ class RateLimiter:
         period_s: float,
         always_after: type[Event] | None = None,
     ) -> int | None:
-        """Decide whether an event is logged: `burst` are in a period, which begins with the first.
+        """Decide whether an event is logged: at most `burst` events are in each period.
 
-        If an event of the class `always_after`, whose `burst` is 1, and of the same subject was
-        logged since the last line of `kind`, this event is logged in any case.
+        A period begins with its first event that is logged. If an event of the class
+        `always_after`, whose `burst` is 1, and of the same subject was logged since the last line
+        of `kind`, this event is logged in any case.
 
         Returns:
             The number of suppressed events that were not reported yet; None if this event is to be

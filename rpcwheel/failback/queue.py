@@ -713,7 +713,7 @@ class Attempt:
     def _ended(self) -> Iterator[Any]:
         """End the attempt when the consequences of its result are complete. Idempotent.
 
-        Gives its span.
+        Yields its span.
         """
         background, self.background = self.background, None
         pacer, self._pacer = self._pacer, None

@@ -90,8 +90,8 @@ def client_state(
 ) -> ClientState:
     """Make the state of a client.
 
-    Without `queues` it gets new ones, of the `queues_class` of the world; without `breakers`, new
-    ones too.
+    Without `queues` it gets new ones. `queues_class` is their class in `grpc` or `grpc.aio`.
+    Without `breakers` it gets new ones, too.
 
     Raises:
         TypeError: An argument is of a wrong type.
@@ -117,9 +117,9 @@ def apply_policies_with(
 ) -> ChannelT:
     """Apply policies to a channel, for `intercept_channel` and kits.
 
-    The classes are those of the world, `InterceptedChannel` and `FailbackQueues`. If `keeps`, the
-    queues keep the connections of a closed channel while calls of it are queued. A warning names
-    the frame `stacklevel`; 2 is the caller of this function. Other arguments are those of
+    The classes are `InterceptedChannel` and `FailbackQueues` of `grpc` or `grpc.aio`. If `keeps`,
+    the queues keep the connections of a closed channel while calls of it are queued. A warning
+    names the frame `stacklevel`; 2 is the caller of this function. Other arguments are those of
     `client_state`.
     """
     state = client_state(

@@ -226,7 +226,7 @@ class ServiceWatch:
         self._file_was_read.wait(max(0.0, self._file_until_s - time.monotonic()))
 
     def _load(self, snapshots: SnapshotFiles) -> None:
-        """On a worker."""
+        """Read the file, and show what it has. On a worker."""
         try:
             snapshot = snapshots.load(self.service)
             if snapshot is not None:
