@@ -77,7 +77,7 @@ async def test_hedged_attempts_that_are_overtaken_are_ended_by_the_core_of_grpc(
 
 
 async def test_a_hedged_call_ends_if_all_other_tasks_are_canceled(shop, own):
-    """As those of a program that ends, by `asyncio.run`."""
+    """`asyncio.run` does so at its end."""
     shop.then(Hang(), Hang())
     call = own.open(HEDGED).unary_unary(UNARY_UNARY)(b"x")
     assert await aio_wait_until(lambda: len(shop.calls) == 2)

@@ -353,7 +353,7 @@ class NotingAttempts(grpc.UnaryStreamClientInterceptor):
 
 
 def test_the_attempts_of_a_response_stream_are_freed_without_the_collector(shop, shop_channel):
-    """In a cycle they would live until the interpreter ends; their finalizers can hang there."""
+    """Attempts in a cycle live until the interpreter ends, where their finalizers can hang."""
     noting = NotingAttempts()
     inner = grpc.intercept_channel(shop_channel, noting)
     channel = intercept_channel(inner, CallPolicy(retry=RETRY, idempotent=True))

@@ -42,7 +42,7 @@ def test_the_failure_of_a_call_is_found_for_all_forms_of_calls(shop_channel):
 
 
 def test_the_failure_of_a_canceled_call_does_not_keep_the_call(shop_channel):
-    """In a cycle the call would live until the interpreter ends; its finalizer can hang there."""
+    """A call in a cycle lives until the interpreter ends, where its finalizer can hang."""
     call = shop_channel.unary_stream(UNARY_STREAM)(b"x")
     call.cancel()
     left = weakref.ref(call)

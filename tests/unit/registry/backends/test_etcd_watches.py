@@ -478,7 +478,10 @@ PUTS = st.tuples(SERVICES, st.sampled_from("ab"), st.sampled_from([b"1", b"2", N
 
 
 class Watching(RuleBasedStateMachine):
-    """In the end each watcher has got the records that etcd has."""
+    """Watches of services whose records change, and of an etcd that fails in between.
+
+    Each watcher gets the records that etcd has.
+    """
 
     def __init__(self):
         super().__init__()
