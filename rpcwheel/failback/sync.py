@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["FailbackInvoker"]
 
 CANCEL_TIMEOUT_S: Final = 1.0
-"""How long `close_all` waits for attempts that were canceled."""
+"""How long `close_all` waits for attempts that were canceled, and then a `JournalWorker` for the
+loop of its coroutine functions."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
