@@ -419,11 +419,10 @@ def test_a_message_that_is_too_large_ends_a_call_with_resource_exhausted(shop):
 WRONG_METADATA = """
 import sys, time
 import grpc
-from fixtures.leaks import DESCRIPTORS
+from fixtures.leaks import descriptors
 
 def sockets():
-    links = (each.readlink() for each in DESCRIPTORS.iterdir() if each.is_symlink())
-    return sum(str(link).startswith("socket:") for link in links)
+    return sum(target.startswith("socket:") for _, target in descriptors())
 
 for value, wait_s in (("5", 20), (5, 0.5)):
     before = sockets()
