@@ -9,9 +9,11 @@ elapsed time is an argument.
 from __future__ import annotations
 
 import inspect
+import os
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 import tenacity
@@ -46,6 +48,7 @@ MAX_BACKOFF_ATTEMPTS: Final = 64
 """The number of attempts after which a backoff without an end no longer grows: wait objects may
 overflow."""
 
+_GOLDEN_RATIO: Final = (5**0.5 - 1) / 2
 RANDOM: Final = random.SystemRandom()
 """Spreads waits and requests in time. Not the program's own generator: background threads would
 draw from it, which changes the random numbers of a program that has seeded it, and lets Hypothesis
@@ -64,6 +67,30 @@ def wait_of_call(delay_ns: int | None) -> int | None:
     return 0 if NO_WAITS and delay_ns is not None and delay_ns != NEVER else delay_ns
 
 
+class _EvenFractions:
+    """Fractions from 0 to 1, not included, that are spread evenly, from a random start.
+
+    They are multiples of the golden ratio, modulo 1. Of 1,000 waits that differ by up to 2.5 s, at
+    most 6 are in the same 10 ms, where 4 is the mean; with random numbers it is 10 to 16. After a
+    fork, the child has a start of its own.
+    """
+
+    __slots__ = ("_index", "_pid", "_start")
+
+    def __init__(self) -> None:
+        self._index = count()
+        self._pid, self._start = os.getpid(), RANDOM.random()
+
+    def next(self) -> float:
+        """Return the next fraction. May be called on any thread."""
+        if self._pid != os.getpid():
+            self._pid, self._start = os.getpid(), RANDOM.random()
+        return (self._start + next(self._index) * _GOLDEN_RATIO) % 1.0
+
+    def __reduce__(self) -> tuple[type[_EvenFractions], tuple[()]]:
+        return _EvenFractions, ()  # a copy has a start of its own
+
+
 @dataclass(frozen=True)
 class JitteredWait(wait_base):
     """An exponential wait that is partly random, so that calls that failed together are spread.
@@ -77,6 +104,9 @@ class JitteredWait(wait_base):
     max: float
     multiplier: float = 2.0
     jitter: float = DEFAULT_JITTER
+    _fractions: _EvenFractions = field(
+        default_factory=_EvenFractions, init=False, repr=False, compare=False
+    )
 
     def delay_ns(self, attempt: int) -> int:
         """Return the wait after attempt number `attempt`; `NEVER` if it is infinite."""
@@ -87,7 +117,7 @@ class JitteredWait(wait_base):
         limit_ns = to_ns(limit)
         if limit_ns == NEVER:
             return NEVER
-        return limit_ns - int(limit_ns * self.jitter * RANDOM.random())
+        return limit_ns - int(limit_ns * self.jitter * self._fractions.next())
 
     def __call__(self, retry_state: tenacity.RetryCallState) -> float:
         return to_seconds(self.delay_ns(retry_state.attempt_number))
