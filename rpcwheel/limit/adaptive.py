@@ -113,9 +113,7 @@ class AdaptiveLimit:
 
     __slots__ = (
         "_before",
-        "_began_cpu_ns",
-        "_began_ns",
-        "_began_work_ns",
+        "_began",
         "_count",
         "_duration_ns",
         "_history_ns",
@@ -185,7 +183,7 @@ class AdaptiveLimit:
             self._waited += 1
         if not is_answered:
             self._unanswered += 1
-        return self._count >= FEW_CALLS and now_ns - self._began_ns >= MIN_WINDOW_NS
+        return self._count >= FEW_CALLS and now_ns - self._began[0] >= MIN_WINDOW_NS
 
     def measure(self, now_ns: int, cpu_ns: int, work_ns: int) -> None:
         """Begin a window, or end it if it is exact or long, and then set the limit.
@@ -195,7 +193,8 @@ class AdaptiveLimit:
             cpu_ns: The processor time that all handlers have used up to now.
             work_ns: The time for which handlers have run up to now, the sum of all of them.
         """
-        count, elapsed_ns = self._count, now_ns - self._began_ns
+        began_ns, began_cpu_ns, began_work_ns = self._began
+        count, elapsed_ns = self._count, now_ns - began_ns
         if not count:  # the last handler of another limit has ended
             self._begin(now_ns, cpu_ns, work_ns)
             return
@@ -207,9 +206,9 @@ class AdaptiveLimit:
         )
         if not is_exact and elapsed_ns < max(MAX_WINDOW_NS, MAX_DURATIONS * mean_ns):
             return
-        worked_ns = work_ns - self._began_work_ns
+        worked_ns = work_ns - began_work_ns
         running = worked_ns / elapsed_ns
-        self.used = (cpu_ns - self._began_cpu_ns) / elapsed_ns
+        self.used = (cpu_ns - began_cpu_ns) / elapsed_ns
         is_saturated = self._waited >= SATURATED * count and running >= SATURATED * self.limit
         duration_ns = max(1.0, mean_ns + math.sqrt(max(0.0, variance) / count))
         if not is_saturated:
@@ -235,7 +234,7 @@ class AdaptiveLimit:
         return self._before or self._product()
 
     def _begin(self, now_ns: int, cpu_ns: int, work_ns: int) -> None:
-        self._began_ns, self._began_cpu_ns, self._began_work_ns = now_ns, cpu_ns, work_ns
+        self._began = now_ns, cpu_ns, work_ns
         self._count = self._unanswered = self._waited = self._duration_ns = self._squares = 0
 
     def _next_limit(self, window: Window, *, is_saturated: bool) -> int:
