@@ -429,8 +429,9 @@ def test_close_lets_attempts_end_within_the_grace(url, backend, shop):
     assert calls_of(backend) == []
 
 
-def test_close_cancels_coroutines_after_the_grace(url, backend):
-    begun, cancelled = threading.Event(), threading.Event()
+def hanging(url):
+    """Return a coroutine function that waits until it is canceled, and events for both."""
+    begun, canceled = threading.Event(), threading.Event()
 
     @with_failback(retry_on=ConnectionError, journal=url, name="record")
     async def record() -> None:
@@ -438,14 +439,19 @@ def test_close_cancels_coroutines_after_the_grace(url, backend):
         try:
             await asyncio.sleep(HOUR_S)
         except asyncio.CancelledError:
-            cancelled.set()
+            canceled.set()
             raise
 
+    return record, begun, canceled
+
+
+def test_close_cancels_coroutines_after_the_grace(url, backend):
+    record, begun, canceled = hanging(url)
     backend.append([stored_call("record")])
     with JournalWorker(url, functions=[record]) as worker:
         assert begun.wait(WAIT_S)
         worker.close(0)
-    assert cancelled.is_set()
+    assert canceled.is_set()
     assert [call.state for call in calls_of(backend)] == [CallState.READY]
 
 
@@ -517,16 +523,7 @@ def journals_at(url):
 
 
 def test_a_close_that_is_interrupted_ends_all_the_same(url, backend, shop):
-    begun, cancelled = threading.Event(), threading.Event()
-
-    @with_failback(retry_on=ConnectionError, journal=url, name="record")
-    async def record() -> None:
-        begun.set()
-        try:
-            await asyncio.sleep(HOUR_S)
-        finally:
-            cancelled.set()
-
+    record, begun, canceled = hanging(url)
     worker = JournalWorker(url, connect=closing_raises(Interrupted()), functions=[record])
     worker.start()
     backend.append([stored_rpc(shop.target)])
@@ -536,7 +533,7 @@ def test_a_close_that_is_interrupted_ends_all_the_same(url, backend, shop):
     with pytest.raises(Interrupted):
         worker.close(0)
     assert worker.wait(0)
-    assert cancelled.wait(WAIT_S)
+    assert canceled.wait(WAIT_S)
     assert journals_at(url) == []
 
 
