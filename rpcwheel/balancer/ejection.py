@@ -93,18 +93,18 @@ class OutlierEjection:
     def eject(
         self,
         health: SubchannelHealth,
-        everyone: Collection[SubchannelHealth],
+        all_health: Collection[SubchannelHealth],
         used: Iterable[SubchannelHealth],
         now_ns: int,
     ) -> int | None:
         """Eject a subchannel and return for how long; None if too many are, or it is no outlier.
 
-        `everyone` is the health of all subchannels of the channel, `used` that of those that get
-        calls.
+        `all_health` is the health of all subchannels of the channel, `used` that of the
+        subchannels which get calls.
         """
         policy = self._policy
-        ejected = sum(other.ejected for other in everyone) + 1
-        if policy is None or ejected * 100 > policy.max_ejection_percent * len(everyone):
+        ejected = sum(other.ejected for other in all_health) + 1
+        if policy is None or ejected * 100 > policy.max_ejection_percent * len(all_health):
             return None
         if not _is_outlier(policy, health, used):
             return None

@@ -141,10 +141,10 @@ class HealthChecker(Generic[S]):
             now_ns = pool.now_ns()
             check_ns = None
             if ejects:
-                everyone = [other.health for other in pool.subchannels]
+                all_health = [other.health for other in pool.subchannels]
                 candidates, _ = pool.router.picking_with(subchannel).chosen
                 used = [other.health for other in candidates if other.is_ready()]
-                check_ns = self._ejection.eject(health, everyone, used, now_ns)
+                check_ns = self._ejection.eject(health, all_health, used, now_ns)
                 if check_ns is None:
                     return
             health.set_unhealthy(reason, now_ns)

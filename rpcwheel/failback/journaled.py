@@ -1,10 +1,10 @@
 """The store of a queue with a journal: its calls survive the process.
 
 A failed call is appended to the journal before its caller is answered. From there calls are taken
-when they are due, or shortly before, with a lease: those that this process has stored and those
-that others have left. So a call is always delivered in the same way, before and after a restart.
-After an attempt its result goes to the journal, and the call leaves the memory: it was delivered,
-is due later, or is a dead letter.
+when they are due, or shortly before, with a lease: calls of this process, and calls that another
+process has left. So a call is always delivered in the same way, before and after a restart. After
+an attempt its result goes to the journal, and the call leaves the memory: it was delivered, is due
+later, or is a dead letter.
 
 A call is delivered through a route: a channel of this process to its target, or the function with
 its name. Calls without a route stay in the journal.

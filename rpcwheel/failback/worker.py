@@ -310,9 +310,8 @@ class JournalWorker:
 
         Args:
             grace: Seconds for attempts that run. Then they are canceled, and `close` waits for two
-                seconds at most until coroutine functions have ended. Those that do not end, and
-                functions that are no coroutine functions, continue, and others may attempt their
-                calls too.
+                seconds at most until coroutine functions have ended. If one does not end, or is a
+                plain function, it continues, and others may attempt its call too.
 
         Raises:
             RuntimeError: Called inside an attempt of this worker, which would wait for itself.

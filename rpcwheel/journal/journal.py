@@ -214,7 +214,7 @@ class Journal:
         self._append_batch(batch)
 
     def _append_batch(self, batch: list[_Append]) -> None:
-        """Store calls, except those that are too many. The caller has the lock."""
+        """Store calls, or refuse them if their queue is full. The caller has the lock."""
         adding: Counter[str] = Counter()
         fitting: list[_Append] = []
         for call, limit, future in batch:

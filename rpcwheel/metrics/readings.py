@@ -221,7 +221,7 @@ def _expected(
 def read_components(
     status: Status, ended: Iterable[tuple[Metric, Labels, Value]]
 ) -> dict[Metric, Series]:
-    """Return the metrics of the components that run, with the counts of those that have ended.
+    """Return the metrics of the running components, with the counts of ended ones.
 
     Values with equal labels become one, by `Metric.combine`.
     """

@@ -216,7 +216,7 @@ class EtcdWatches:
         return view
 
     def _read_with_others(self, stream: _Stream, watch: _KeyWatch) -> EtcdView:
-        """Read a service, and in the same transaction those that are read in full next."""
+        """Read a service, and in the same transaction the next ones to be read in full."""
         with self._changed:
             due = map(stream.by_service.get, self._polling.due_in_full())
             created = (each for each in due if each is not None and each.is_created)

@@ -95,7 +95,7 @@ class ZookeeperBackend(ZookeeperNodes):
         return record_epoch(data) == instance.epoch
 
     def _put(self, client: KazooClient, left: Mapping[str, bytes], end_ns: int) -> dict[str, bytes]:
-        """Try to create these nodes, or to write to those that are there; returns the rest.
+        """Try to create these nodes, or to write to existing ones; returns the rest.
 
         Those of other sessions are replaced: the node of a session that has died would be deleted
         with it (Dubbo replaces it, too).
