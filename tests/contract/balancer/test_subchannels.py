@@ -230,7 +230,9 @@ def test_health_checks_go_on_after_the_user_closed_the_connection(
     assert wait_until(lambda: (timer.advance(1.1), one.healthy)[1])
 
 
-def test_failures_of_calls_made_in_every_way_eject_a_server(world, shops, open_balanced, timer):
+def test_failures_of_calls_made_in_every_way_eject_a_server(
+    world, shops, open_balanced, timer, events
+):
     channel = open_balanced(*shops[:2], policy={"outlier_ejection": 3})
     connect(world, channel)
     one = subchannel_of(channel, shops[0])
@@ -240,6 +242,9 @@ def test_failures_of_calls_made_in_every_way_eject_a_server(world, shops, open_b
             with contextlib.suppress(grpc.RpcError):
                 assert call() == b"ab"
         assert one.unhealthy_reason == "3 calls failed: UNAVAILABLE"
+        # Until the event, the next call may be picked from the servers before the change.
+        assert wait_until(lambda: SubchannelUnhealthy in map(type, events))
+        events.clear()
         shops[0].reset()
         assert [call() for _ in range(4)] == [b"ab"] * 4
         assert not shops[0].calls
