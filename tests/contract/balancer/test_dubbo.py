@@ -115,13 +115,13 @@ def test_a_broadcast_goes_to_the_servers_of_its_tag(world, shops, open_tagged):
 class DubboMemory(MemoryBackend):
     """A registry in memory whose URL is that of a registry of Dubbo's."""
 
-    def __init__(self, options):
-        super().__init__(parse_url("memory://dubbo-tags"), Settings(1800.0, 1.0))
+    def __init__(self, name, options):
+        super().__init__(parse_url(f"memory://{name}"), Settings(1800.0, 1.0))
         self.url = parse_url(f"dubbo+zookeeper://unused?{options}")
 
 
 def test_application_and_tag_are_also_those_of_a_registry_object(world, shops, timer):
-    backend = DubboMemory("application=shop&tag=blue")
+    backend = DubboMemory(f"dubbo-tags-{world.name}", "application=shop&tag=blue")
     registry = world.keep(world.do(world.module("registry").Registry, backend, timer=timer))
     for shop, tag in zip(shops, ("", "blue", "green"), strict=True):
         world.do(registry.register, tagged(shop, tag))
