@@ -73,6 +73,7 @@ def test_failback_does_not_wait(timer, events):
     with no_waits():
         push()
         (event,) = wait_until(delivered)
+    push.failback.close()
     assert event.attempts == 3
     assert timer.now == 0
 
