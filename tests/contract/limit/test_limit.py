@@ -488,7 +488,7 @@ def test_an_overload_is_reported_when_it_begins_and_when_it_has_ended(limited, e
         calls = [server.call(b"x") for _ in range(3)]
         assert all(map(is_refused, calls))
         wait_until(lambda number=number: number == sum(each.refused for each in of_shop(ended)))
-    assert len(of_shop(began)) == len(of_shop(ended)) >= 2
+    assert wait_until(lambda: len(of_shop(began)) == len(of_shop(ended)) >= 2)
     assert {event.running for event in of_shop(began)} == {1}
 
 

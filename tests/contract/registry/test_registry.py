@@ -376,8 +376,7 @@ def test_two_registries_of_a_process_with_one_id_are_an_id_conflict_too(
     assert wait_until(lambda: "missing" in again())
     assert not id_conflicts(events)  # somebody may have changed it by hand
     beside.publish([instance()])
-    timer.advance(2.2)
-    assert wait_until(lambda: id_conflicts(events))
+    assert advance_until(timer, lambda: id_conflicts(events))
     assert wait_until(lambda: ours.state == "PUBLISHED" and ours.error is None)
     beside.close()
 
