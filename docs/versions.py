@@ -21,11 +21,11 @@ REDIRECT = """\
 """
 
 
-def order(version: str) -> tuple[bool, list[int]]:
-    """Return the sort key of a version: releases by number, and `dev` before them."""
+def order(version: str) -> tuple[bool, list[int], bool]:
+    """Return the sort key of a version: candidates, then `dev`, then releases by number."""
     numbers = version.split(".")
     is_release = all(number.isdigit() for number in numbers)
-    return is_release, [int(number) for number in numbers] if is_release else []
+    return is_release, [int(number) for number in numbers] if is_release else [], version == "dev"
 
 
 def write(site: Path, path: str) -> None:

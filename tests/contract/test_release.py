@@ -2,11 +2,16 @@
 
 import csv
 import io
+import json
+import os
 import re
 import runpy
+import subprocess
+import sys
 import tarfile
 import tomllib
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -93,6 +98,41 @@ def test_a_version_is_not_released_with_another_tag_or_open_fragments(release_no
         "run `make changelog VERSION=1.2.3`: 7.fixed.md",
         "CHANGELOG.md has no part `## 1.2.3`",
     ]
+
+
+@pytest.fixture
+def pages(tmp_path):
+    """The branch of the documentation site, with some versions."""
+    for name in ("dev", "0.9.0", "0.10.0", "0.11.0rc1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "index.html").touch()
+    return tmp_path
+
+
+def test_the_version_switcher_leads_to_the_site_of_the_project(pages) -> None:
+    text = (ROOT / ".github" / "workflows" / "docs.yml").read_text("utf-8")
+    (command,) = re.findall(r"python3 source/(docs/versions\.py pages.*)", text)
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
+    repository = urls["Repository"].removeprefix("https://github.com/")
+    subprocess.run(
+        ["sh", "-c", f'"$PYTHON" "$ROOT"/{command.replace(" pages", f" {pages}")}'],
+        env=os.environ
+        | {"GITHUB_REPOSITORY": repository, "PYTHON": sys.executable, "ROOT": str(ROOT)},
+        check=True,
+    )
+    site = urlsplit(urls["Documentation"]).path
+    listed = json.loads((pages / "versions.json").read_text("utf-8"))
+    assert {version["url"] for version in listed} == {
+        f"{site}{page.parent.name}/" for page in pages.glob("*/index.html")
+    }
+
+
+def test_the_site_leads_to_the_newest_release_or_to_the_main_branch(pages) -> None:
+    versions = runpy.run_path(str(ROOT / "docs" / "versions.py"))
+    names = sorted(("dev", "0.9.0", "0.11.0rc1", "0.10.0"), key=versions["order"])
+    assert names == ["0.11.0rc1", "dev", "0.9.0", "0.10.0"]
+    versions["write"](pages, "/")
+    assert 'url=0.10.0/index.html"' in (pages / "index.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", ["fixed", "killed"])
