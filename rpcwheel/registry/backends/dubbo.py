@@ -22,11 +22,11 @@ port, so that a restarted server replaces itself, whichever program has publishe
 from __future__ import annotations
 
 from functools import lru_cache
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from kazoo.exceptions import NoNodeError
 
+from rpcwheel._version import __version__
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.instance import NAME, joined, record_epoch
 from rpcwheel.registry.url import NAMESPACE
@@ -89,7 +89,7 @@ class DubboBackend(ZookeeperNodes):
         root, level = url.options.get("root", ROOT), _checked_level(url)
         self._root = f"/{root}"
         self._services = f"/{SERVICES if root == ROOT else root}"
-        self._release = f"rpcwheel-{version('rpcwheel')}"
+        self._release = f"rpcwheel-{__version__}"
         self._paths: dict[tuple[str, str], tuple[str, str]] = {}
         """The epoch and the path of each published instance, by its key."""
         self.read_only = level == "application"

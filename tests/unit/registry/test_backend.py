@@ -43,10 +43,17 @@ def test_the_scheme_of_a_url_finds_its_backend():
         backend.close()
 
 
-def test_each_built_in_scheme_has_a_backend():
+@pytest.mark.parametrize("installed", [True, False], ids=["installed", "a copy of the source"])
+def test_each_built_in_scheme_has_a_backend(installed, monkeypatch):
+    if not installed:
+        monkeypatch.setattr(metadata, "distribution", not_installed)
     for scheme in BACKENDS:
         where = {"sqlite": "/run/a.db", "headless": "localhost:50051"}.get(scheme, "localhost")
         open_backend(f"{scheme}://{where}", SETTINGS).close()
+
+
+def not_installed(name):
+    raise metadata.PackageNotFoundError(name)
 
 
 def test_an_entry_point_names_a_backend(entry):
