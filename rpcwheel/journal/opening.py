@@ -40,8 +40,9 @@ def open_journal_backend(
         except ImportError as error:
             if not extra or (error.name or "").startswith("rpcwheel"):
                 raise
+            reason = str(error).partition("\n")[0]  # psycopg without libpq lists its attempts
             raise ExtraMissing(
-                f"{parsed} needs a package that is not installed ({error.name}): "
+                f"{parsed} needs a package that cannot be imported ({reason}): "
                 f"pip install 'rpcwheel[{extra}]'"
             ) from error
     else:

@@ -33,7 +33,7 @@ def open_backend(url: str | RegistryUrl, settings: Settings) -> RegistryBackend:
 
     Raises:
         ConfigurationError: No backend has this scheme, or the URL is not valid for it.
-        ExtraMissing: A package that the backend needs is not installed.
+        ExtraMissing: A package that the backend needs is not installed, or too old.
         TypeError: The URL is not a string.
     """
     url = url if isinstance(url, RegistryUrl) else parse_url(url)
@@ -45,12 +45,17 @@ def open_backend(url: str | RegistryUrl, settings: Settings) -> RegistryBackend:
                 f"rpcwheel.registry.RegistryBackend, but {backend_class!r}"
             )
         return backend_class(url, settings)
-    except ModuleNotFoundError as error:
+    except ExtraMissing:
+        raise
+    except ImportError as error:
         _, extra = BACKENDS.get(url.scheme, ("", ""))
         advice = f"pip install 'rpcwheel[{extra}]'" if extra else "install what brings it"
-        raise ExtraMissing(
-            f"{url.scheme}:// needs the package {error.name!r}, which is not here: {advice}"
-        ) from error
+        needed = (
+            f"the package {error.name!r}, which is not here"
+            if isinstance(error, ModuleNotFoundError)
+            else f"another version of a package ({error})"
+        )
+        raise ExtraMissing(f"{url.scheme}:// needs {needed}: {advice}") from error
 
 
 def check_url_writable(url: RegistryUrl) -> None:

@@ -510,17 +510,14 @@ def messages() -> SimpleNamespace:
     """Return the message classes by name; made once per process.
 
     Raises:
-        ExtraMissing: protobuf is not installed.
+        ExtraMissing: protobuf is not installed, or too old.
     """
     try:
-        from google.protobuf import (
-            descriptor_pb2,
-            descriptor_pool,
-            message_factory,
-        )
+        from google.protobuf import descriptor_pb2, descriptor_pool
+        from google.protobuf.message_factory import GetMessageClass  # since 4.22
     except ImportError as error:
         raise ExtraMissing(
-            "etcd:// needs the package protobuf: pip install 'rpcwheel[etcd]'"
+            f"etcd:// needs the package protobuf ({error}): pip install 'rpcwheel[etcd]'"
         ) from error
     file = descriptor_pb2.FileDescriptorProto(
         name="rpcwheel/etcd.proto", package=PACKAGE, syntax="proto3"
@@ -534,9 +531,7 @@ def messages() -> SimpleNamespace:
     pool.AddSerializedFile(file.SerializeToString())
     names = [message.name for message in file.message_type]
     descriptors = {name: pool.FindMessageTypeByName(f"{PACKAGE}.{name}") for name in names}
-    return SimpleNamespace(
-        **{name: message_factory.GetMessageClass(each) for name, each in descriptors.items()}
-    )
+    return SimpleNamespace(**{name: GetMessageClass(each) for name, each in descriptors.items()})
 
 
 def _field(proto: ModuleType, name: str, number: str, kind: str) -> Any:

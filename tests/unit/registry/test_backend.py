@@ -9,6 +9,7 @@ from rpcwheel.errors import ConfigurationError, ExtraMissing
 from rpcwheel.registry import url as registry_url
 from rpcwheel.registry.backend import RegistryBackend, Settings
 from rpcwheel.registry.backends import open_backend
+from rpcwheel.registry.backends.etcd_client import messages
 from rpcwheel.registry.backends.memory import MemoryBackend
 from rpcwheel.registry.url import BACKENDS, GROUP, parse_url
 
@@ -87,14 +88,30 @@ def test_a_missing_package_is_an_error_with_the_extra_to_install(monkeypatch):
     assert isinstance(caught.value, ImportError)
 
 
-def test_a_package_missing_when_a_backend_is_created_is_the_same_error(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ModuleNotFoundError("no kazoo", name="kazoo"), "'kazoo', which is not here"),
+        (ImportError("no NodeError", name="kazoo.exceptions"), r"another version .*no NodeError"),
+    ],
+    ids=["missing", "too old"],
+)
+def test_a_package_that_fails_when_a_backend_is_created_is_the_same_error(monkeypatch, error, said):
     class Late(MemoryBackend):
         def __init__(self, url, settings):
-            raise ModuleNotFoundError("no kazoo", name="kazoo")
+            raise error
 
     monkeypatch.setattr("rpcwheel.registry.backends.zookeeper.ZookeeperBackend", Late)
-    with pytest.raises(ExtraMissing, match=r"'kazoo'.*pip install 'rpcwheel\[zookeeper\]'"):
+    with pytest.raises(ExtraMissing, match=rf"{said}.*pip install 'rpcwheel\[zookeeper\]'"):
         open_backend("zookeeper://h", SETTINGS)
+
+
+def test_a_protobuf_that_is_too_old_for_etcd_is_the_same_error(monkeypatch):
+    monkeypatch.delattr("google.protobuf.message_factory.GetMessageClass")
+    messages.cache_clear()
+    said = r"^etcd:// needs the package protobuf .*GetMessageClass.*'rpcwheel\[etcd\]'$"
+    with pytest.raises(ExtraMissing, match=said):
+        open_backend("etcd://h", SETTINGS)
 
 
 def test_a_backend_must_define_every_method():
