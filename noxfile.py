@@ -46,11 +46,13 @@ def tests(session: nox.Session, form: str) -> None:
 def lowest(session: nox.Session) -> None:
     """Run all tests with the oldest dependencies that `pyproject.toml` allows.
 
-    Except protobuf and rich: grpcio-health-checking and import-linter need newer versions.
+    Except protobuf, rich and opentelemetry-api: grpcio-health-checking, import-linter and
+    opentelemetry-instrumentation-grpc need newer versions. And except typer, which emits a
+    DeprecationWarning before 0.26 with the newest click.
     """
     project = nox.project.load_toml("pyproject.toml")["project"]
     extras = project["optional-dependencies"]
-    used = ("config", "postgresql", "redis", "zookeeper")
+    used = ("config", "dns", "postgresql", "prometheus", "redis", "zookeeper")
     users = (project["dependencies"], *(extras[name] for name in used))
     oldest = [each.replace(">=", "==") for several in users for each in several]
     session.install("--editable", ".[test]", *oldest)
