@@ -9,9 +9,10 @@ The caller holds a `Relay` while the attempts of the call begin and end. The rel
 A subclass decides in `_attempt_failed` what follows a failed attempt. `AwaitedRelay`, `ReadRelay`
 and `WrittenRelay` add the methods that depend on the kind of call.
 
-All code runs on the event loop. A relay has no task of its own, so a loop that is closed leaves no
-task behind. The done-callback of an attempt reports its end. A caller that awaits or reads waits
-for the attempt itself; between two attempts it waits in `_wait_for_change`.
+All code runs on the event loop, also if a stream is dropped on another thread: its tasks and the
+callbacks of users belong to the loop. A relay has no task of its own, so a loop that is closed
+leaves no task behind. The done-callback of an attempt reports its end. A caller that awaits or
+reads waits for the attempt itself; between two attempts it waits in `_wait_for_change`.
 
 A running attempt keeps the relay of a unary response alive, so the call runs to its end even if its
 caller drops it, as in grpc.aio. It does not keep the relay of a response stream alive, and neither
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
+from rpcwheel._concurrency.loop import call_on_loop, running_loop
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.rpc import Kind
 
@@ -655,15 +657,21 @@ class ReadRelay(Relay):
     def __del__(self) -> None:
         if self._loop is None or self._final is not None:  # it has not begun, or has ended
             return
+        if running_loop() is self._loop:
+            self._cancel_dropped()
+        elif not (self._loop.is_running() and call_on_loop(self._loop, self._cancel_dropped)):
+            self._cancel_attempt()
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                self._release()
+
+    def _cancel_dropped(self) -> None:
+        self._cancel_attempt()
+        self.finish(finished_call(self.kind, CANCELLED, CANCELLED_HERE))
+
+    def _cancel_attempt(self) -> None:
         if self._attempt is not None:
             with contextlib.suppress(Exception):  # its loop is closed, or of another library
                 self._attempt.cancel()  # reports its end, if this is no cyclic garbage collection
-        with contextlib.suppress(RuntimeError):  # no loop runs
-            if asyncio.get_running_loop() is self._loop:
-                self.finish(finished_call(self.kind, CANCELLED, CANCELLED_HERE))
-                return
-        with contextlib.suppress(RuntimeError):  # its loop is closed
-            self._release()  # a collection on another thread: no callback of users may run there
 
     def __aiter__(self) -> AsyncIterator[Any]:
         if self._uses_read:

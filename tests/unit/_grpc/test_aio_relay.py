@@ -5,6 +5,7 @@ With calls of gRPC in use: `contract/interceptors/test_as_grpc.py` and its neigh
 
 import asyncio
 import gc
+import threading
 import weakref
 from contextlib import aclosing
 
@@ -331,16 +332,19 @@ async def test_an_iterator_that_is_closed_has_no_more_messages():
     assert not relay.done()
 
 
-async def test_a_stream_that_is_collected_on_another_thread_runs_no_callbacks_there():
-    relay, ended = StreamStreamRelay(), []
-    relay.add_done_callback(ended.append)
-    relay.begin(attempt := SilentAttempt())
-    relay.cycle = relay
+@pytest.mark.parametrize("in_cycle", [False, True])
+async def test_a_stream_that_is_dropped_on_another_thread_is_canceled_on_its_loop(in_cycle):
+    relays, threads = [StreamStreamRelay()], []
+    relays[0].add_done_callback(lambda _: threads.append(threading.get_ident()))
+    attempt = SilentAttempt()
+    attempt.add_done_callback(lambda _: threads.append(threading.get_ident()))
+    relays[0].begin(attempt)
+    if in_cycle:
+        relays[0].cycle = relays[0]
     with no_garbage_collector():
-        del relay
-        await asyncio.to_thread(gc.collect)
+        await asyncio.to_thread(lambda: (relays.clear(), gc.collect()))
     assert attempt.cancelled()
-    assert ended == []
+    assert threads == [threading.get_ident()] * 2
 
 
 @pytest.mark.parametrize("in_cycle", [False, True])
