@@ -61,6 +61,11 @@ STATUS_CHECK_DELAYS_S: Final = tuple(0.001 * 2**check for check in range(9))
 AIO_CALL: Final = "grpc.aio._call"
 """The module of gRPC's calls without interceptors."""
 
+_VERSION: Final[str] = grpc.__version__  # type: ignore[attr-defined]  # not re-exported
+
+CORE_ENDS_CALLS: Final = tuple(map(int, _VERSION.split(".")[:2])) >= (1, 84)
+"""Whether a call ends that only gRPC's core has canceled; see `abandon_attempt`."""
+
 AIO_INTERCEPTED: Final = "grpc.aio._interceptor"
 """The module of gRPC's calls with interceptors, and of the responses that these may return."""
 
@@ -177,13 +182,15 @@ def abandon_attempt(call: Any) -> None:
     about 1 KB is never freed (grpcio 1.69 to 1.85, https://github.com/grpc/grpc/issues/43360).
     Without that, the core ends the task: as CANCELLED, or as OK if the response has just arrived.
     The task still calls the serializer if the attempt is canceled before its first step.
-    Calls of other types, and calls whose interceptors still run, are canceled by `cancel`.
+    Calls of other types, and calls whose interceptors still run, are canceled by `cancel`, and so
+    are all calls before grpcio 1.84, where the task often does not end.
     """
     lowest = call
     # `type`, because a call that wraps another may forward all of its attributes but `cancel`.
     while issubclass(type(lowest), Relay) or type(lowest).__module__ == AIO_INTERCEPTED:
         lowest = lowest._attempt if isinstance(lowest, Relay) else _intercepted(lowest)  # noqa: SLF001
-    cancel = getattr(lowest, "_cancel", None) if type(lowest).__module__ == AIO_CALL else None
+    is_ended_by_core = CORE_ENDS_CALLS and type(lowest).__module__ == AIO_CALL
+    cancel = getattr(lowest, "_cancel", None) if is_ended_by_core else None
     if cancel is None:
         call.cancel()
     else:
