@@ -11,7 +11,7 @@ from fixtures.grpc_servers import requests_of
 from fixtures.journals import stored_rpc
 from fixtures.programs import command, ended, python
 from fixtures.shop import Hang, Shop
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import START_S, wait_until
 from rpcwheel.cli import main
 from rpcwheel.failback import JournalWorker
 from rpcwheel.journal import CallState, Filter, open_journal_backend
@@ -93,7 +93,7 @@ def test_calls_that_another_process_has_stored_are_delivered(url, tmp_path, shop
     assert len(backend.select(Filter(states=(CallState.READY,)))) == 3
     shop.start()
     with working(url, "--import", "tasks", cwd=tmp_path) as process:
-        wait_until(lambda: not backend.select(Filter()))
+        wait_until(lambda: not backend.select(Filter()), timeout=START_S)
         status, _, err = ended(process, signal.SIGTERM)
     backend.close()
     assert (status, requests_of(shop)) == (0, [b"order 1"])
@@ -105,7 +105,7 @@ def test_a_signal_gives_the_calls_to_another_worker_at_once(url, backend, shop):
     shop.then(hang := Hang())
     backend.append([stored_rpc(shop.target)])
     with working(url, "--grace", "0.01") as process:
-        assert hang.begun.wait(WAIT_S)
+        assert hang.begun.wait(START_S)
         assert [call.state for call in backend.select(Filter())] == [CallState.TAKEN]
         assert ended(process, signal.SIGINT)[0] == 0
     with JournalWorker(url):  # the lease would end after an hour
@@ -117,7 +117,7 @@ def test_a_second_signal_ends_the_process_at_once(url, backend, shop):
     shop.then(hang := Hang())
     backend.append([stored_rpc(shop.target)])
     with working(url, "--grace", "1000") as process:
-        assert hang.begun.wait(WAIT_S)
+        assert hang.begun.wait(START_S)
         process.send_signal(signal.SIGTERM)
         while "a second signal ends them" not in process.stderr.readline():
             assert process.poll() is None
