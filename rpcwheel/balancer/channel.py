@@ -507,11 +507,10 @@ def report_end(call: Any, pool: _Pool, subchannel: Subchannel) -> None:
         if code == "OK":
             subchannel.succeeded()
         elif code:
-            if code in NOT_EXECUTED_CODES:
-                set_server_of(over, subchannel)
             EXECUTOR.submit(pool, partial(pool.checker.failed, subchannel, code))
 
     if hasattr(call, "add_callback"):
+        set_server_of(call, subchannel)  # now: a caller may see the end of the call before `ended`
         run_at_end(call, ended)
 
 

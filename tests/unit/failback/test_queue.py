@@ -350,7 +350,7 @@ def test_a_stopped_timer_loses_the_queued_calls_and_close_returns_them(queue, ti
     left = queue.end_close()
     assert [call.args for call in left] == [(0,), (1,), (2,)]
     assert {(call.attempts, call.reason) for call in left} == {(1, "its timer was stopped")}
-    (lost,) = events.of(FailbackLost)
+    (lost,) = wait_until(lambda: events.of(FailbackLost))
     assert (lost.name, lost.count, lost.reason) == ("q", 3, "its timer was stopped")
     assert queue.counts(lost=3, rejected=1)
 
