@@ -168,8 +168,9 @@ def test_a_reconnect_is_an_event_of_the_spans_of_the_calls_in_flight(
     ended, in_both = spans.tracer.start_span("ended"), spans.tracer.start_span("in both")
     with trace.use_span(ended):
         assert answer(world, channel, kind, style) == b"ab"
-    calls = [in_flight(world, channel, kind, style, shop, in_both) for _ in range(2)]
     old = channel.transports.active
+    wait_until(lambda: old.spans == {})
+    calls = [in_flight(world, channel, kind, style, shop, in_both) for _ in range(2)]
     assert world.do(channel.reconnect, "a test", drain_timeout=0)
     for call in calls:
         assert call.error().details().startswith("connection replaced: a test")
