@@ -25,7 +25,6 @@ from rpcwheel.call.idempotency import new_key, with_idempotency_key
 from rpcwheel.errors import FailbackError
 
 from .invoker import InvokerBase, begin_close_all, checked_queues
-from .journaled import JournalStore
 from .queued_call import QueuedCall, SavedCall
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from rpcwheel.durations import Duration
 
     from .invoker import Starter
+    from .journaled import JournalStore
     from .queue import Attempt, FailbackQueue
 
 __all__ = ["FailbackInvoker"]
@@ -215,10 +215,7 @@ async def _first_result(
     except Exception as error:
         saved = save() if saved is None else saved.with_current_context()
         call, store = _queued_call(saved, error, started_ns), queue.store
-        if isinstance(store, JournalStore):
-            outcome = await _store(queue, store, call)
-        else:
-            outcome = queue.enqueue(call)
+        outcome = queue.enqueue(call) if store is None else await _store(queue, store, call)
         if outcome:
             return queue.policy.default
         raise

@@ -7,7 +7,9 @@ from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from rpcwheel.errors import FailbackClosed, FailbackFull
 
 from .queued_call import QueuedCallState
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .queued_call import QueuedCall, QueueEntry
+
+AFTER_CLOSE: Final = "it came after close(), or at the end of the program"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,23 @@ class HeldCalls:
             if was_open:
                 self.closes_at_ns = at_ns
             return was_open
+
+    def append(self, call: QueuedCall, limit: int) -> None:
+        """Accept a failed call, and count it, unless there are `limit` calls.
+
+        Raises:
+            FailbackFull, FailbackClosed: It is not accepted; the message says why.
+        """
+        with self.lock:  # so that no call is added after `close` has reported the others
+            if self.closed:
+                raise FailbackClosed(AFTER_CLOSE)
+            if len(self) >= limit:
+                raise FailbackFull(
+                    f"max_pending ({len(self)}) calls are queued already; raise max_pending, or "
+                    'drop such calls with overflow="drop"'
+                )
+            self.add(call)
+            self.count("queued_total")
 
     def add(self, call: QueuedCall) -> None:
         """Add a call, under the lock."""

@@ -10,7 +10,6 @@ from rpcwheel._concurrency.callbacks import is_coroutine_function
 from rpcwheel._concurrency.executor import EXECUTOR
 from rpcwheel.errors import ConfigurationError, public_name, safe_repr
 
-from .journaled import JournalStore
 from .queue import FailbackQueue, refuse_inside
 from .queued_call import definition_of, label_of
 from .routes import CallRoute
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .held_calls import FailbackStats
+    from .journaled import JournalStore
     from .queue import Attempt
     from .queued_call import QueueEntry
     from .routes import MakeCall
@@ -108,7 +108,7 @@ class InvokerBase:
     @property
     def _journal(self) -> JournalStore:
         """The store of the queue; TypeError if it is the memory."""
-        if not isinstance(self._queue.store, JournalStore):
+        if self._queue.store is None:
             raise TypeError(f"{self._queue.name}: its policy has no journal")
         return self._queue.store
 
@@ -179,7 +179,7 @@ class InvokerBase:
             RuntimeError: The function is a coroutine function, and no event loop is running.
         """
         store = self._queue.store
-        if isinstance(store, JournalStore) and store.codec and store.routes.to("") is None:
+        if store is not None and store.codec and store.routes.to("") is None:
             self.add_route("", store.codec.make)
 
     def remove_route(self, route: CallRoute) -> None:
@@ -193,7 +193,8 @@ class InvokerBase:
         With a journal: of all processes, as last counted. The first access counts them, and blocks;
         with `grpc.aio` a worker thread counts them, and the value is 0 until then.
         """
-        self._queue.store.ensure_counted(block=self._blocks)
+        if self._queue.store is not None:
+            self._queue.store.ensure_counted(block=self._blocks)
         return self._queue.pending
 
     def stats(self) -> FailbackStats:
@@ -208,7 +209,7 @@ class InvokerBase:
             until the next attempt, and the last error. Arguments are not in it. The list does not
             change afterwards.
         """
-        return self._queue.store.entries()
+        return self._queue.entries()
 
     @safe_repr
     def __repr__(self) -> str:

@@ -32,7 +32,7 @@ from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
@@ -58,9 +58,9 @@ from rpcwheel.journal.journal import open_journal
 from rpcwheel.rpc import Stop
 from rpcwheel.telemetry import tracing
 
+from .held_calls import AFTER_CLOSE
 from .queued_call import EncodedCall, QueuedCall, QueuedCallState, QueueEntry, SavedCall
 from .routes import Routes
-from .store import AFTER_CLOSE, Store
 from .stored import StoredRpc, decode
 
 if TYPE_CHECKING:
@@ -254,14 +254,16 @@ class Poller:
         self._timeouts.set(delay_ns, weak_callback(method), self._stopped, self._name)
 
 
-class JournalStore(Store):
-    """The journal of one policy. Thread-safe. `Store` has the contract of most methods."""
+class JournalStore:
+    """The journal of one policy. Thread-safe.
 
-    durable: ClassVar[bool] = True
+    Its calls leave the memory between attempts. It gives them to the queue when they are due.
+    """
 
     def __init__(self, policy: FailbackPolicy, queue: PacedQueue, timeouts: Timeouts) -> None:
         """Open the journal; it connects when the first call is appended or taken."""
-        super().__init__(queue.calls, policy.capacity)
+        self._calls = queue.calls
+        self._max_pending = policy.capacity
         self._policy = policy
         self._name = queue.name
         self._queue = weakref.ref(queue)  # it is freed at once if it is dropped without `close`
@@ -308,7 +310,11 @@ class JournalStore(Store):
     # --- Failed calls ---
 
     def prepare(self, call: QueuedCall) -> str | None:
-        """Encode a call of the decorated function; `failed_rpc` has encoded gRPC calls."""
+        """Encode a call of the decorated function; `failed_rpc` has encoded gRPC calls.
+
+        Returns:
+            Why the call cannot be stored, or made a second time.
+        """
         if call.encoded is not None:
             return None
         codec, saved = self.codec, call.saved
@@ -342,7 +348,11 @@ class JournalStore(Store):
         return QueuedCall(saved, error, self._now_ns(), _not_attempted, encoded=encoded)
 
     def append(self, call: QueuedCall, delay_ns: int) -> None:
-        """Append a call. Blocks until it is durable, for at most the `timeout` of the URL."""
+        """Append a call. Blocks until it is durable, for at most the `timeout` of the URL.
+
+        Raises:
+            FailbackError: It is not accepted; the message says why.
+        """
         if self._calls.closed:
             raise FailbackClosed(AFTER_CLOSE)
         self.journal.append_now(self._new_call(call, delay_ns), self._max_pending)
@@ -556,24 +566,29 @@ class JournalStore(Store):
         return is_valid
 
     def postpone(self, call: QueuedCall, delay_ns: int, *, counts: bool) -> None:
-        """Return a call to the journal, due after the delay."""
+        """Return a call to the journal, due after the delay. Under the lock of the calls.
+
+        `counts`: whether its attempt counts, and the error replaces that of an earlier one.
+        """
         assert call.stored is not None  # noqa: S101 - by `_taken_call`
         text = error_text(call.error) if counts else call.stored.error
         result = Postponed(call.stored.id, call.attempts, to_seconds(delay_ns), text)
         self.journal.report(call.worker, result)
         self.poller.request_after(delay_ns)
 
-    def give_back(self, call: QueuedCall) -> bool:
-        """Return a call to the journal, unless its lease has ended.
+    def give_back(self, call: QueuedCall) -> None:
+        """Return a call to the journal, unless its lease has ended. Under the lock of the calls.
 
         It waits there for as long as was left when it was taken. Its attempts since then count.
         """
         if call.stored is not None and self.lease.is_valid_for(call):
             self.journal.report(call.worker, _put_back(call.stored, call.attempts))
-        return True
 
     def settle(self, call: QueuedCall, outcome: str) -> None:
-        """Report that a call was delivered, or is a dead letter."""
+        """Report that a call was delivered, or is a dead letter. Under the lock of the calls.
+
+        `outcome` is the counter of `FailbackStats`.
+        """
         stored = call.stored
         if stored is None:
             return
@@ -625,7 +640,10 @@ class JournalStore(Store):
         ]
 
     def flushed(self) -> Future[None]:
-        """Make all calls in the journal due; those of other processes too."""
+        """Make all calls in the journal due; those of other processes too.
+
+        The future is done when this process can deliver none any more.
+        """
         future: Future[None] = Future()
         self.poller.start()
         EXECUTOR.submit((self, "flush"), partial(self._make_all_due, future))

@@ -5,8 +5,8 @@ timeouts, counts, and emits the events. Other classes do the rest:
 
     * `RetryRules` decides whether and when a call is attempted again.
     * `Pacers` decides when an attempt that is due begins.
-    * `Store` keeps the calls while they wait, in the memory or in a journal.
     * `HeldCalls` has the calls that are in the memory, with their lock and counts.
+    * `JournalStore` has the calls in a journal, if the policy has one.
     * `Attempt` is one attempt, to which the invokers in `sync.py` and `aio.py` report the result.
       They give each call a `start` function, which starts an attempt on a worker thread or an event
       loop.
@@ -88,7 +88,6 @@ from .rules import (
     counts_as_attempt,
     was_ended_here,
 )
-from .store import Store
 from .timeouts import TIMER_STOPPED, Timeouts
 
 if TYPE_CHECKING:
@@ -182,12 +181,9 @@ class FailbackQueue:
         """Whether attempts run on event loops, which may be closed under them."""
         self._to_return: list[tuple[QueuedCall, int, str]] = []
         """Ended calls that `close` returns, each with the time and the reason of its end."""
-        self.store: Store
-        if policy.journal is None:
-            self.store = Store(self.calls, policy.capacity)
-        else:
-            self.store = JournalStore(policy, self, self._timeouts)
-        self.durable = self.store.durable
+        self.store = None if policy.journal is None else JournalStore(policy, self, self._timeouts)
+        """Where calls wait; None: in the memory."""
+        self.durable = self.store is not None
         components.add("failback", self)
         if not BACKGROUND.add(self):
             self.end_at_exit()
@@ -197,7 +193,8 @@ class FailbackQueue:
         self.calls.reset()
         self.pacers.reset()
         self._to_return = []
-        self.store.reset()
+        if self.store is not None:
+            self.store.reset()
         BACKGROUND.add(self)  # it is reset first, because its fork hook was registered first
 
     # --- Reading ---
@@ -205,7 +202,11 @@ class FailbackQueue:
     @property
     def pending(self) -> int:
         """How many calls are queued, those with a running attempt included."""
-        return self.store.pending
+        return len(self.calls) if self.store is None else self.store.pending
+
+    def entries(self) -> list[QueueEntry]:
+        """List the calls, oldest first. With a journal it blocks."""
+        return self.calls.entries() if self.store is None else self.store.entries()
 
     def stats(self) -> FailbackStats:
         """Get the counts so far."""
@@ -244,7 +245,10 @@ class FailbackQueue:
         delay_ns = self.first_delay_ns(call)
         if delay_ns is None:
             return None
-        return self.end_enqueue(call, delay_ns, partial(self.store.append, call, delay_ns))
+        append = partial(self.calls.append, call, self.policy.capacity)
+        if self.store is not None:
+            append = partial(self.store.append, call, delay_ns)
+        return self.end_enqueue(call, delay_ns, append)
 
     def first_delay_ns(self, call: QueuedCall) -> int | None:
         """Decide how long a call waits for its second attempt; None if it is not queued.
@@ -257,7 +261,9 @@ class FailbackQueue:
         except Exception:
             self.calls.count("failed")
             raise
-        obstacle = None if isinstance(delay_ns, Stop) else self.store.prepare(call)
+        obstacle = None
+        if not isinstance(delay_ns, Stop):
+            obstacle = call.saved.obstacle if self.store is None else self.store.prepare(call)
         if obstacle is not None:
             call.error.add_note(f"{self.name}: not queued, {obstacle}")
         if isinstance(delay_ns, Stop) or obstacle is not None:
@@ -365,7 +371,7 @@ class FailbackQueue:
         with self.calls.lock:
             if self.calls.closed:
                 call.leave()
-                self.store.give_back(call)
+                self._give_back(call)
                 return
             self.calls.add(call)
             if call.reason:
@@ -399,7 +405,7 @@ class FailbackQueue:
 
         If the process may begin no background call any more, `end_at_exit` reports the call.
         """
-        if not self.store.may_attempt(call):
+        if self.store is not None and not self.store.may_attempt(call):
             return False
         background = BACKGROUND.begin_call()  # it ends when it is garbage
         if background is None:
@@ -438,10 +444,10 @@ class FailbackQueue:
                 return None
             call.state, call.error = QueuedCallState.WAITING, error
             call.waiting_since_ns, call.next_attempt_ns = now_ns, now_ns + delay_ns
-            self.store.postpone(call, delay_ns, counts=counts)
-            if self.durable:
+            if self.store is not None:
+                self.store.postpone(call, delay_ns, counts=counts)
                 self.calls.remove(call)
-        if not self.durable:
+        if self.store is None:
             try:
                 self._set_timeout(call, delay_ns)
             except TimerStopped:
@@ -499,14 +505,16 @@ class FailbackQueue:
     def _remove(self, call: QueuedCall, outcome: str) -> None:
         if self.calls.remove(call):
             self.calls.counts[outcome] += 1
-            self.store.settle(call, outcome)
+            if self.store is not None:
+                self.store.settle(call, outcome)
 
     def _give_back(self, call: QueuedCall) -> bool:
-        """Leave a call to other processes, under the lock. False if the store has no others."""
-        is_given_back = self.store.give_back(call)
-        if is_given_back:
-            self.calls.remove(call)
-        return is_given_back
+        """Leave a call to other processes, under the lock. False without a journal: it is lost."""
+        if self.store is None:
+            return False
+        self.store.give_back(call)
+        self.calls.remove(call)
+        return True
 
     # --- All calls ---
 
@@ -519,7 +527,9 @@ class FailbackQueue:
 
     def when_flushed(self) -> Future[None]:
         """Get a future that is done when `flush` has nothing to wait for. Cancel it after use."""
-        return self.calls.when_empty() if self.calls.closed else self.store.flushed()
+        if self.store is None or self.calls.closed:
+            return self.calls.when_empty()
+        return self.store.flushed()
 
     def begin_close(self, drain_timeout: Duration) -> float | None:
         """Queue no more calls; unless `drain_timeout` is 0, start an attempt of each waiting call.
@@ -573,7 +583,8 @@ class FailbackQueue:
                 else:
                     self._remove(call, "lost")
         self.calls.notify_if_empty()
-        self.store.close(at_exit=at_exit)
+        if self.store is not None:
+            self.store.close(at_exit=at_exit)
         return [
             *(call.failed_call(ended_ns, why) for call, ended_ns, why in ended),
             *_report_lost(self.name, waiting, reason, now_ns),
@@ -635,7 +646,7 @@ class Attempt:
             the process was paused so long that another one may have the call.
         """
         queue, call = self.queue, self.call
-        if not queue.store.may_attempt(call):
+        if queue.store is not None and not queue.store.may_attempt(call):
             with queue.calls.lock:
                 queue.calls.remove(call)
             queue.calls.notify_if_empty()

@@ -36,7 +36,6 @@ from rpcwheel.telemetry import components
 
 from . import aio
 from .invoker import checked_queues
-from .journaled import JournalStore
 from .pacer import Pacers
 from .stored_calls import StoredCalls
 from .sync import CANCEL_TIMEOUT_S, FailbackInvoker, close_all
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
 
     from .held_calls import FailbackStats
     from .invoker import InvokerBase
+    from .journaled import JournalStore
     from .queue import FailbackQueue
     from .routes import CallRoute
 
@@ -507,7 +507,7 @@ def _queue_of(invoker: Any) -> tuple[FailbackQueue, JournalStore]:
     """Return the queue of an invoker, and its store; TypeError without a journal."""
     queue: FailbackQueue | None = getattr(invoker, "_queue", None)
     store = None if queue is None else queue.store
-    if queue is None or not isinstance(store, JournalStore):
+    if queue is None or store is None:
         raise TypeError(f"{invoker!r} is no function decorated by with_failback(journal=...)")
     return queue, store
 

@@ -550,7 +550,7 @@ class Driver:
         for record in (self.begun, self.events, reference.begun, reference.events):
             record.clear()
         assert queue.stats() == FailbackStats(**reference.counts, pending=len(reference.calls))
-        assert queue.store.entries() == [self.entry(call) for call in reference.calls]
+        assert queue.entries() == [self.entry(call) for call in reference.calls]
         assert self.timer.pending == len(reference.timeouts)
         is_empty = not reference.calls
         assert {waiter.done() for waiter in self.waiters} <= {is_empty}
