@@ -38,7 +38,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 from rpcwheel.backoff import RANDOM
 
@@ -391,6 +391,38 @@ def storable_call(call: NewCall) -> NewCall:
         error=storable(call.error),
         order_key=None if order_key is None else storable(order_key),
     )
+
+
+class NewRow(NamedTuple):
+    """The values of a new call as engines store them, with times relative to now."""
+
+    queue: str
+    target: str
+    method: str
+    call_key: str
+    body: bytes
+    delay_ms: int
+    max_age_ms: int
+    attempts: int
+    error: str
+    order_key: str | None
+
+    @classmethod
+    def of(cls, call: NewCall) -> NewRow:
+        """Return the values of a call, with `storable` texts."""
+        call = storable_call(call)
+        return cls(
+            call.queue,
+            call.target,
+            call.method,
+            call.key,
+            call.body,
+            round(call.delay_s * 1e3),
+            round(call.max_age_s * 1e3),
+            call.attempts,
+            call.error,
+            call.order_key,
+        )
 
 
 def stored_call(row: Sequence[Any], now_ms: int) -> StoredCall:

@@ -41,8 +41,8 @@ from rpcwheel.errors import (
     JournalUnavailable,
 )
 
-from .backend import LostTakes, storable, stored_call
-from .sql import COLUMNS, Dialect, NewRow, SqlJournal, Update, where
+from .backend import LostTakes, NewRow, storable, stored_call
+from .sql import COLUMNS, Dialect, SqlJournal, Update, where
 from .url import LOCATION_OPTIONS
 
 if TYPE_CHECKING:

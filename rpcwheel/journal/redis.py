@@ -59,9 +59,9 @@ from .backend import (
     Depth,
     JournalBackend,
     LostTakes,
+    NewRow,
     Postponed,
     storable,
-    storable_call,
     stored_call,
 )
 from .redis_scripts import APPEND, COUNT, FREE_LOST, RELEASE, RENEW, REPORT, SCAN, TAKE
@@ -127,20 +127,9 @@ class RedisJournal(JournalBackend):
         if not calls:
             return []
         arguments: list[str | bytes | int] = []
-        for call in map(storable_call, calls):
-            arguments += (
-                call.queue,
-                call.target,
-                call.method,
-                call.key,
-                call.body,
-                round(call.delay_s * 1e3),
-                round(call.max_age_s * 1e3),
-                int(call.attempts),
-                call.error,
-                0 if call.order_key is None else 1,
-                call.order_key or "",
-            )
+        for row in map(NewRow.of, calls):
+            has_order_key = 0 if row.order_key is None else 1
+            arguments += (*row[:-1], has_order_key, row.order_key or "")
         self._ask(bool)  # connects and checks the server: if that fails, nothing was sent
         try:
             return [int(number) for number in self._run(APPEND, *arguments)]

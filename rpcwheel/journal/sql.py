@@ -12,9 +12,9 @@ from .backend import (
     Delivered,
     Depth,
     JournalBackend,
+    NewRow,
     Postponed,
     storable,
-    storable_call,
     stored_call,
 )
 
@@ -34,36 +34,6 @@ COLUMNS: Final = (
 """In the order of the fields of `StoredCall`."""
 
 LARGEST_ID: Final = 2**63 - 1
-
-
-class NewRow(NamedTuple):
-    """The values of a new call, with times relative to now."""
-
-    queue: str
-    target: str
-    method: str
-    call_key: str
-    body: bytes
-    delay_ms: int
-    max_age_ms: int
-    attempts: int
-    error: str
-    order_key: str | None
-
-    @classmethod
-    def of(cls, call: NewCall) -> NewRow:
-        return cls(
-            call.queue,
-            call.target,
-            call.method,
-            call.key,
-            call.body,
-            round(call.delay_s * 1e3),
-            round(call.max_age_s * 1e3),
-            call.attempts,
-            call.error,
-            call.order_key,
-        )
 
 
 class Update(NamedTuple):
@@ -97,7 +67,7 @@ class SqlJournal(JournalBackend):
         self._closed = False
 
     def append(self, calls: Sequence[NewCall]) -> list[int]:
-        return self._insert([NewRow.of(storable_call(call)) for call in calls]) if calls else []
+        return self._insert([NewRow.of(call) for call in calls]) if calls else []
 
     @abstractmethod
     def _insert(self, rows: list[NewRow]) -> list[int]: ...

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from .backend import Filter, Route, StoredCall
-    from .sql import Key, NewRow, Update
+    from .backend import Filter, NewRow, Route, StoredCall
+    from .sql import Key, Update
     from .url import JournalUrl
 
 APPLICATION_ID: Final = 0x7270636A
