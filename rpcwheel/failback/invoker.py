@@ -194,7 +194,7 @@ class InvokerBase:
         with `grpc.aio` a worker thread counts them, and the value is 0 until then.
         """
         if self._queue.store is not None:
-            self._queue.store.ensure_counted(block=self._blocks)
+            self._queue.store.journal.counts.ensure(block=self._blocks)
         return self._queue.pending
 
     def stats(self) -> FailbackStats:

@@ -609,10 +609,6 @@ class JournalStore:
         """How many calls of the queue are in the journal, as last counted."""
         return max(self.journal.counts.of(self._name), len(self._calls))
 
-    def ensure_counted(self, *, block: bool) -> None:
-        """Count the calls if they were never counted: now, or on a worker thread."""
-        self.journal.counts.ensure(block=block)
-
     def entries(self) -> list[QueueEntry]:
         """List the calls in the journal, at most 1,000.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rpcwheel.durations import to_seconds
@@ -64,21 +65,17 @@ class Timeouts:
         return submit(_Task(expired, stopped, label), to_seconds(delay_ns))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Task:
-    __slots__ = ("_expired", "_label", "_stopped")
-
-    def __init__(
-        self, expired: Callable[[], object], stopped: Callable[[], object], label: str
-    ) -> None:
-        self._expired = expired
-        self._stopped = stopped
-        self._label = label
+    expired: Callable[[], object]
+    stopped: Callable[[], object]
+    label: str
 
     def run(self, _: Timeout) -> None:
-        self._expired()
+        self.expired()
 
     def timer_stopped(self, _: Timeout) -> None:
-        self._stopped()
+        self.stopped()
 
     def __repr__(self) -> str:
-        return f"retry of {self._label}"
+        return f"retry of {self.label}"
