@@ -270,7 +270,6 @@ class JournalStore:
         self._calls.on_empty = weak_callback(self._on_empty)
         self._retry_codes = Matcher(policy.retry_on).codes(grpc.RpcError)
         self._timeouts = timeouts
-        self._now_ns = timeouts.now_ns
         self._max_age_s = to_seconds(to_ns(policy.max_age))
         self.codec: FunctionCodec | None = None
         """The codec of the decorated function, if the queue is of one."""
@@ -285,6 +284,9 @@ class JournalStore:
         """The ids of the calls of the last ended lease, which were reported with it: their late
         results are not reported again."""
         self.routes = Routes()
+        self._capacities: dict[str, int] = {}
+        """By target: how many calls could be in the memory at the last look at the journal. Only of
+        targets for which it may have more."""
         self.journal: Journal = open_journal(str(policy.journal), timeouts.timer)
         self.lease = Lease(self.journal, self._name, weak_callback(self._on_late))
         poll_s = min(POLL_INTERVAL_S, self.journal.url.lease_s / POLLS_PER_LEASE)
@@ -345,7 +347,8 @@ class JournalStore:
         ).encoded()
         saved = SavedCall(_Named(failed.method), (), {}, Context(), None)
         encoded = EncodedCall(failed.target, failed.key, body, failed.order_key)
-        return QueuedCall(saved, error, self._now_ns(), _not_attempted, encoded=encoded)
+        now_ns = self._timeouts.now_ns()
+        return QueuedCall(saved, error, now_ns, _not_attempted, encoded=encoded)
 
     def append(self, call: QueuedCall, delay_ns: int) -> None:
         """Append a call. Blocks until it is durable, for at most the `timeout` of the URL.
@@ -431,18 +434,17 @@ class JournalStore:
 
     def _take(self, queue: PacedQueue, within_s: float) -> list[StoredCall]:
         now_ns = self.journal.now_ns()
-        targets = self.routes.open_targets()
-        routes = []
-        for name, target in targets.items():
-            target.capacity = queue.pacers.of(name).capacity(to_ns(HORIZON_S))
-            room = target.capacity - self._calls.count_of(name)
+        capacities, routes = {}, []
+        for target in self.routes.open_targets():
+            capacities[target] = queue.pacers.of(target).capacity(to_ns(HORIZON_S))
+            room = capacities[target] - self._calls.count_of(target)
             if room > 0:
-                routes.append(Route(self._name, name, room))
+                routes.append(Route(self._name, target, room))
         if self.due_by_ns is not None:
             within_s = min(within_s, to_seconds(self.due_by_ns - now_ns))
         if self._timeouts.stopped:  # no attempt can begin later
             within_s = min(within_s, 0.0)
-        self.found_none = not targets
+        self.found_none = not capacities
         if not routes:
             return []
         leased = self._leased()
@@ -450,12 +452,14 @@ class JournalStore:
         if leased and self.journal.now_ns() >= self.lease.ends_ns:  # some may be those it has
             self._end_lease()
             return []
-        self.found_none = not taken and len(routes) == len(targets)
+        self.found_none = not taken and len(routes) == len(capacities)
         if taken:
             self.lease.extend(now_ns)
         counts = Counter(call.target for call in taken)
         for route in routes:
-            targets[route.target].has_more = counts[route.target] >= route.limit
+            if counts[route.target] < route.limit:
+                del capacities[route.target]
+        self._capacities = capacities
         return taken
 
     def _leased(self) -> list[QueuedCall]:
@@ -537,7 +541,7 @@ class JournalStore:
             emit(TaskFailed(timer=self._name, task=callable_name(route.make), error=raised))
             return None
         reason = EXPIRED.reason if is_expired else reason
-        now_ns = self._now_ns()
+        now_ns = self._timeouts.now_ns()
         return QueuedCall(
             SavedCall(function, args, kwargs, context, None),
             FailbackError(stored.error or "its first attempt failed"),
@@ -597,9 +601,9 @@ class JournalStore:
         else:
             text, reason = error_text(call.error), storable(call.reason[:MAX_ERROR])
             self.journal.report(call.worker, Dead(stored.id, call.attempts, text, reason))
-        target, taken = self.routes.target(stored.target), self._calls.count_of(stored.target)
+        capacity, taken = self._capacities.get(stored.target), self._calls.count_of(stored.target)
         is_next_ready = stored.order_key is not None  # the next call of its key
-        if is_next_ready or (target.has_more and taken <= target.capacity * 3 // 4):
+        if is_next_ready or (capacity is not None and taken <= capacity * 3 // 4):
             self.poller.request()
 
     # --- All calls ---

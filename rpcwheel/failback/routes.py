@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -38,17 +38,6 @@ class CallRoute:
     journal: who can write to the journal must not call others with the channel's credentials."""
 
 
-@dataclass(slots=True)
-class TargetRoutes:
-    """The routes to one target, the oldest first, and how many of its calls are taken."""
-
-    routes: list[CallRoute] = field(default_factory=list)
-    capacity: int = 0
-    """How many calls could be in the memory at the last look at the journal."""
-    has_more: bool = False
-    """Whether the last look took `capacity` calls, so that more may be ready in the journal."""
-
-
 class Routes:
     """The routes of one queue. Thread-safe."""
 
@@ -58,43 +47,39 @@ class Routes:
     def reset(self) -> None:
         """Begin without a route, in a forked child: its channels are the parent's."""
         self._lock = threading.RLock()  # a finalizer may drop a channel
-        self._targets: dict[str, TargetRoutes] = {}
+        self._by_target: dict[str, list[CallRoute]] = {}
 
     def add(self, route: CallRoute) -> None:
         """Deliver the calls of a target from now on. If it has several routes, by the first."""
         with self._lock:
-            self._targets.setdefault(route.target, TargetRoutes()).routes.append(route)
+            self._by_target.setdefault(route.target, []).append(route)
 
     def remove(self, route: CallRoute) -> None:
         """Begin no more attempts by a route. Idempotent."""
         with self._lock:
-            target = self.target(route.target)
-            if route in target.routes:
-                target.routes.remove(route)
-            if not target.routes:
-                self._targets.pop(route.target, None)
+            routes = self._by_target.get(route.target, [])
+            if route in routes:
+                routes.remove(route)
+            if not routes:
+                self._by_target.pop(route.target, None)
 
-    def target(self, name: str) -> TargetRoutes:
-        """Get a target; one without routes is not kept."""
-        with self._lock:
-            return self._targets.get(name) or TargetRoutes()
-
-    def to(self, name: str, method: str | None = None) -> CallRoute | None:
+    def to(self, target: str, method: str | None = None) -> CallRoute | None:
         """Get the route to a target; None: this process does not deliver its calls.
 
         Args:
-            name: The target.
+            target: The target.
             method: A method that the route must cover; None for any.
         """
         with self._lock:
-            target = self.target(name)
-            routes = target.routes = [route for route in target.routes if route.is_open()]
-            if not routes:
-                self._targets.pop(name, None)
+            routes = [route for route in self._by_target.get(target, []) if route.is_open()]
+            if routes:
+                self._by_target[target] = routes
+            else:
+                self._by_target.pop(target, None)
         return next((each for each in routes if method is None or each.covers(method)), None)
 
-    def open_targets(self) -> dict[str, TargetRoutes]:
-        """Get the targets to which there are routes."""
+    def open_targets(self) -> list[str]:
+        """List the targets to which there are routes."""
         with self._lock:
-            targets = list(self._targets.items())
-        return {name: target for name, target in targets if self.to(name) is not None}
+            targets = list(self._by_target)
+        return [target for target in targets if self.to(target) is not None]

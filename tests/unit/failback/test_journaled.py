@@ -32,7 +32,7 @@ def test_a_second_start_adds_no_route(invoker):
     invoker.register(lambda: None)
     for _ in range(2):
         invoker.start()
-    assert len(invoker._queue.store.routes.target("").routes) == 1
+    assert len(invoker._queue.store.routes._by_target[""]) == 1
 
 
 def test_the_name_of_an_ended_lease_is_forgotten(invoker):
@@ -100,8 +100,7 @@ def test_a_target_whose_channels_are_closed_is_forgotten(invoker):
     invoker.remove_route(invoker.add_route("removed", Mock()))
     invoker.add_route("closed", Mock(), is_open=lambda: False)
     invoker.add_route("open", Mock())
-    assert [*routes.open_targets()] == ["open"]
-    assert [*routes._targets] == ["open"]
+    assert routes.open_targets() == [*routes._by_target] == ["open"]
 
 
 def test_a_forked_child_has_no_routes_of_its_parent(invoker):
