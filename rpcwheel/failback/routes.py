@@ -60,8 +60,6 @@ class Routes:
             routes = self._by_target.get(route.target, [])
             if route in routes:
                 routes.remove(route)
-            if not routes:
-                self._by_target.pop(route.target, None)
 
     def to(self, target: str, method: str | None = None) -> CallRoute | None:
         """Get the route to a target; None: this process does not deliver its calls.
