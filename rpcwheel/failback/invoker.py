@@ -107,7 +107,7 @@ class InvokerBase:
 
     @property
     def _journal(self) -> JournalStore:
-        """The store of the queue; TypeError if it is the memory."""
+        """The journal of the queue; TypeError if its policy has none."""
         if self._queue.store is None:
             raise TypeError(f"{self._queue.name}: its policy has no journal")
         return self._queue.store
