@@ -66,9 +66,15 @@ class HeldCalls:
     a finalizer can run at any allocation and may make a call that fails.
     """
 
-    def __init__(self, now_ns: Callable[[], int]) -> None:
-        """Begin without a call; `now_ns` is the clock of their times."""
+    def __init__(self, now_ns: Callable[[], int], limit: int) -> None:
+        """Begin without a call.
+
+        Args:
+            now_ns: The clock of their times.
+            limit: The largest number of calls for `append`.
+        """
         self._now_ns = now_ns
+        self._limit = limit
         self.closes_at_ns: int | None = None
         """When the drain of `close` ends or has ended; None while the queue is open."""
         self.on_empty: Callable[[], object] | None = None
@@ -106,8 +112,8 @@ class HeldCalls:
                 self.closes_at_ns = at_ns
             return was_open
 
-    def append(self, call: QueuedCall, limit: int) -> None:
-        """Accept a failed call, and count it, unless there are `limit` calls.
+    def append(self, call: QueuedCall) -> None:
+        """Accept a failed call, and count it.
 
         Raises:
             FailbackFull, FailbackClosed: It is not accepted; the message says why.
@@ -115,9 +121,10 @@ class HeldCalls:
         with self.lock:  # so that no call is added after `close` has reported the others
             if self.closed:
                 raise FailbackClosed(AFTER_CLOSE)
-            if len(self) >= limit:
+            count = len(self._calls)
+            if count >= self._limit:
                 raise FailbackFull(
-                    f"max_pending ({len(self)}) calls are queued already; raise max_pending, or "
+                    f"max_pending ({count}) calls are queued already; raise max_pending, or "
                     'drop such calls with overflow="drop"'
                 )
             self.add(call)

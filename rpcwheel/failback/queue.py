@@ -173,7 +173,7 @@ class FailbackQueue:
         self._timeouts = Timeouts(timer)
         self.now_ns = self._timeouts.now_ns
         """The clock of all times of this queue."""
-        self.calls = HeldCalls(self.now_ns)
+        self.calls = HeldCalls(self.now_ns, policy.capacity)
         self.pacers = Pacers(policy.rate, policy.max_in_flight, self._timeouts)
         self._rules = RetryRules(policy)
         self._timer_stop_seen = False
@@ -245,7 +245,7 @@ class FailbackQueue:
         delay_ns = self.first_delay_ns(call)
         if delay_ns is None:
             return None
-        append = partial(self.calls.append, call, self.policy.capacity)
+        append = partial(self.calls.append, call)
         if self.store is not None:
             append = partial(self.store.append, call, delay_ns)
         return self.end_enqueue(call, delay_ns, append)

@@ -438,7 +438,7 @@ class InterruptedCall:
     ids=["in_state", "entries", "iteration"],
 )
 def test_a_finalizer_may_add_a_call_while_the_calls_are_read(read):
-    calls = HeldCalls(lambda: 0)
+    calls = HeldCalls(lambda: 0, limit=2)
     for _ in range(2):
         InterruptedCall(calls)
     assert len(read(calls)) == 2
