@@ -190,7 +190,7 @@ async def test_a_function_runs_with_the_span_of_its_delivery(
         else:
             invoker(backoff=1).invoke(function)
     timer.advance(1)
-    (delivery,) = await spans.aio_deliveries(1)
+    (delivery,) = await asyncio.to_thread(spans.deliveries, 1)
     check_linked(delivery, caller)
     assert delivery.name == f"rpcwheel.failback {delivery.attributes['rpcwheel.function']}"
     assert delivery.attributes["rpcwheel.function"].endswith(name)
