@@ -26,25 +26,6 @@ class Interrupted(BaseException):
     """What Ctrl-C raises, for example."""
 
 
-class Queue:
-    """A queue with its store: its stats before and after a look, and what the look finds."""
-
-    def __init__(self, before, after, *, found_none):
-        self._stats = iter([before, after])
-        self._found_none = found_none
-        self.found_none = False
-
-    @property
-    def poller(self):
-        return self
-
-    def stats(self):
-        return next(self._stats)
-
-    def look(self):
-        self.found_none = self._found_none
-
-
 @pytest.mark.parametrize(
     ("before", "after", "found_none", "ended"),
     [
@@ -57,7 +38,8 @@ class Queue:
     ],
 )
 def test_nothing_is_due_if_a_look_finds_none_and_nothing_changes(before, after, found_none, ended):
-    queue = Queue(before, after, found_none=found_none)
+    queue = Mock(stats=Mock(side_effect=[before, after]), found_none=False)
+    queue.poller.look = lambda: setattr(queue, "found_none", found_none)
     assert _has_nothing_due(queue, queue) is ended
 
 
