@@ -32,6 +32,11 @@ METRIC = {source.metric.name: source.metric for source in EVENTS}
 GET, PUT = "/shop.Orders/Get", "/shop.Orders/Put"
 
 
+@pytest.fixture
+def counts():
+    return EventCounts()
+
+
 def queued(name="orders"):
     return FailbackQueued(name, "push", OSError(), 1.0, 1)
 
@@ -40,8 +45,7 @@ def series(counts, name):
     return counts.series(METRIC[f"rpcwheel_{name}"])
 
 
-def test_events_are_counted_by_the_values_of_the_labels():
-    counts = EventCounts()
+def test_events_are_counted_by_the_values_of_the_labels(counts):
     for method in (GET, PUT, GET):
         counts(RetryScheduled(method, 1, "UNAVAILABLE", 0.1))
     assert series(counts, "retries") == {(GET,): 2, (PUT,): 1}
@@ -50,22 +54,19 @@ def test_events_are_counted_by_the_values_of_the_labels():
     assert series(counts, "failback_rejected") == {("orders",): 1}
 
 
-def test_a_field_of_the_event_may_be_what_is_added():
-    counts = EventCounts()
+def test_a_field_of_the_event_may_be_what_is_added(counts):
     for count in (3, 4):
         counts(FailbackLost("orders", ("push",), count, 1.0, "closed"))
     assert series(counts, "failback_lost") == {("orders",): 7}
 
 
-def test_only_retries_without_budget_are_throttled():
-    counts = EventCounts()
+def test_only_retries_without_budget_are_throttled(counts):
     for reason in ("no attempts left", "the retry budget of the target is used up"):
         counts(RetryStopped(GET, 1, "UNAVAILABLE", reason))
     assert series(counts, "retries_throttled") == {(GET,): 1}
 
 
-def test_durations_are_counted_in_the_bucket_whose_bound_they_reach():
-    counts = EventCounts()
+def test_durations_are_counted_in_the_bucket_whose_bound_they_reach(counts):
     for waited_s in (0.5, 1.0, 1.5, 100_000.0):
         counts(FailbackDelivered("orders", "push", 2, waited_s))
     (histogram,) = series(counts, "failback_delivery_seconds").values()
@@ -75,8 +76,7 @@ def test_durations_are_counted_in_the_bucket_whose_bound_they_reach():
     assert series(counts, "failback_delivered") == {("orders",): 4}
 
 
-def test_beyond_the_limit_the_series_that_was_not_used_for_the_longest_time_is_given_up():
-    counts = EventCounts()
+def test_beyond_the_limit_the_series_that_was_not_used_for_the_longest_time_is_given_up(counts):
     counts(queued("first"))
     for number in range(MAX_SERIES):
         counts(queued("second"))
@@ -89,15 +89,12 @@ def test_beyond_the_limit_the_series_that_was_not_used_for_the_longest_time_is_g
     assert sum(known.values()) == 2 * MAX_SERIES + 1
 
 
-def test_a_long_name_is_cut():
-    counts = EventCounts()
+def test_a_long_name_is_cut(counts):
     counts(queued("x" * 10_000))
     assert series(counts, "failback_queued") == {("x" * MAX_NAME,): 1}
 
 
-def test_no_event_is_lost_or_kept_if_threads_count_and_read_at_the_same_time():
-    counts = EventCounts()
-
+def test_no_event_is_lost_or_kept_if_threads_count_and_read_at_the_same_time(counts):
     def emit():
         for _ in range(2000):
             counts(queued())
@@ -110,9 +107,7 @@ def test_no_event_is_lost_or_kept_if_threads_count_and_read_at_the_same_time():
     assert series(counts, "failback_queued") == {("orders",): 8000}
 
 
-def test_a_finalizer_may_emit_while_the_counts_are_read():
-    counts = EventCounts()
-
+def test_a_finalizer_may_emit_while_the_counts_are_read(counts):
     class Emits:
         def __str__(self):  # is called while events are counted
             return "orders"
@@ -129,8 +124,7 @@ def test_a_finalizer_may_emit_while_the_counts_are_read():
     assert series(counts, "failback_queued") == {("orders",): MAX_QUEUED * 3}
 
 
-def test_a_counted_event_is_not_kept():
-    counts = EventCounts()
+def test_a_counted_event_is_not_kept(counts):
     event = queued()
     before = gc.get_referrers(event.error)
     counts(event)
