@@ -5,8 +5,9 @@ import threading
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from fixtures.failback_queues import FlakyFunction
+from fixtures.failback_queues import FlakyCoroutine, FlakyFunction
 from fixtures.interrupts import Interrupt
+from rpcwheel.errors import ConfigurationError
 from rpcwheel.events import FailbackGaveUp, FailbackLost
 
 # --- The first attempt ---
@@ -40,6 +41,11 @@ def test_an_awaitable_result_raises_with_what_to_use_instead(invoker):
 
     with pytest.raises(TypeError, match=r"make it an `async def`, or use rpcwheel.failback.aio"):
         invoker().invoke(push)
+
+
+def test_a_dead_letter_with_an_asynchronous_call_is_refused(invoker):
+    with pytest.raises(ConfigurationError, match="dead_letter is a coroutine function"):
+        invoker(dead_letter=FlakyCoroutine())
 
 
 # --- Further attempts ---
