@@ -446,6 +446,7 @@ class JournalStore:
             within_s = min(within_s, 0.0)
         self.found_none = not capacities
         if not routes:
+            self._capacities = capacities
             return []
         leased = self._leased()
         taken = self.journal.take(self.lease.worker, routes, within_s)

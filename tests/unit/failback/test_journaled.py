@@ -9,6 +9,7 @@ from fixtures.forks import holds_in_child
 from fixtures.journals import store, stored
 from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel.failback import FailbackInvoker, FailbackPolicy
+from rpcwheel.failback.pacer import Pacer
 from rpcwheel.failback.queued_call import QueuedCall, SavedCall
 from rpcwheel.failback.routes import CallRoute
 from rpcwheel.failback.stored import StoredRpc
@@ -120,6 +121,27 @@ def test_a_target_without_calls_is_forgotten(invoker):
         calls.remove(call)
     assert dict(calls._by_target) == {"10.0.0.1:443": 1}
     calls.remove(taken[0])
+
+
+def test_a_journal_is_not_asked_after_each_call_if_too_many_are_in_the_memory(
+    invoker, url, monkeypatch
+):
+    """The pacing of a target may have become slower since they were taken."""
+    queue, journaled = invoker._queue, invoker._queue.store
+    monkeypatch.setattr(Pacer, "capacity", lambda *_: capacity)
+    monkeypatch.setattr(journaled.poller, "request", Mock(side_effect=journaled.poller.look))
+    store(url, count=16, queue="push", target="shop")
+    journaled.routes.add(CallRoute("shop", lambda stored, body: (print, (), {}), Mock()))
+    capacity = 16
+    journaled.poller.look()
+    capacity = 4
+    left = []
+    for call in queue.calls:
+        queue.end(call, "redelivered")
+        if journaled.poller.request.called:
+            left.append(len(queue.calls))
+            journaled.poller.request.reset_mock()
+    assert left == [12, 3]
 
 
 def test_a_call_that_was_taken_has_its_requests_in_the_memory_once(invoker):
