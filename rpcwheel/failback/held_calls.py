@@ -71,7 +71,7 @@ class HeldCalls:
 
         Args:
             now_ns: The clock of their times.
-            limit: The largest number of calls for `append`.
+            limit: How many calls there are if `append` refuses another one.
         """
         self._now_ns = now_ns
         self._limit = limit

@@ -701,7 +701,10 @@ class JournalStore:
                 waiter.set_result(None)
 
     def close(self, *, at_exit: bool) -> None:
-        """Give all calls back, unless the process ends and the journal fails."""
+        """Give all calls back, unless the process ends and the journal fails.
+
+        After the queue was closed. Idempotent; may block.
+        """
         with self._calls.lock:
             if not self.poller.end():
                 return
