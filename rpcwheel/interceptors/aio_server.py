@@ -29,23 +29,15 @@ from rpcwheel.call.criticality import read_criticality
 from rpcwheel.rpc import CRITICALITY, DEADLINE
 from rpcwheel.telemetry.call_counts import CountedMessages
 
-from .serving import (
-    ServedCallEnd,
-    ServerState,
-    WatchedResponses,
-    count_unary,
-    early_code,
-    served_code,
-)
+from .serving import ServedStream, ServerState, early_code, served_code
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+    from contextvars import Context
 
     from rpcwheel._grpc.handlers import Behavior
     from rpcwheel.call.policy import CallPolicy
     from rpcwheel.rpc import Kind
-    from rpcwheel.telemetry.call_counts import MethodCounts
-    from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
     from .serving import ServedMethod
@@ -118,29 +110,27 @@ class _ServerInterceptor(grpc.aio.ServerInterceptor):
 def _wrap(kind: Kind, behavior: Behavior, method: ServedMethod) -> Behavior:
     """Wrap a behavior in one of the same form; the order of the checks is that of grpc.aio."""
     if inspect.iscoroutinefunction(behavior):
-        wrap, count = _wrap_coroutine_function, _count_coroutine_function
-    elif inspect.isasyncgenfunction(behavior):
-        wrap, count = _wrap_async_generator, _count_async_generator
-    elif kind.streams_responses:
-        wrap, count = _wrap_iterator, _count_iterator
-    else:
-        wrap, count = _wrap_plain_function, partial(count_unary, code_of=_blocking_code)
-    wrapped = wrap(behavior, method)
-    return wrapped if method.counts is None else count(wrapped, method.counts)
+        return _wrap_coroutine_function(behavior, method)
+    if inspect.isasyncgenfunction(behavior):
+        return _wrap_async_generator(behavior, method)
+    return (_wrap_iterator if kind.streams_responses else _wrap_plain_function)(behavior, method)
 
 
 def _wrap_coroutine_function(behavior: Behavior, method: ServedMethod) -> Behavior:
     """Wrap a coroutine function; if it streams responses, it sends them by `context.write()`."""
 
     async def serve(request: object, context: grpc.aio.ServicerContext[object, object]) -> object:
-        if not method.set_deadline(context):
-            await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
-        timeout = method.start_slow_call_timeout()
+        began_ns, timeout = method.begin(), None
         try:
-            return await behavior(request, context)
-        finally:
-            if timeout is not None:
-                timeout.cancel()
+            if not method.set_deadline(context):
+                await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
+            timeout = method.start_slow_call_timeout()
+            response = await behavior(request, context)
+        except BaseException as error:
+            method.end(began_ns, timeout, context, error)
+            raise
+        method.end(began_ns, timeout, context)
+        return response
 
     return serve
 
@@ -151,17 +141,21 @@ def _wrap_async_generator(behavior: Behavior, method: ServedMethod) -> Behavior:
     async def serve(
         request: object, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncGenerator[object, None]:
-        if not method.set_deadline(context):
-            await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
-        timeout = method.start_slow_call_timeout()
-        responses: AsyncGenerator[object, None] = behavior(request, context)
+        stream = ServedStream(method, context)
         try:
-            async for response in responses:
-                yield response
-        finally:
-            if timeout is not None:
-                timeout.cancel()
-            await responses.aclose()
+            if not method.set_deadline(context):
+                await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
+            stream.start_timeout()
+            responses: AsyncGenerator[object, None] = behavior(request, context)
+            try:
+                async for response in responses:
+                    yield response
+            finally:
+                await responses.aclose()
+        except BaseException as error:  # also `GeneratorExit`
+            stream.end(stream.code(error))
+            raise
+        stream.end(stream.code())
 
     return serve
 
@@ -171,18 +165,21 @@ def _wrap_plain_function(behavior: Behavior, method: ServedMethod) -> Behavior:
 
     def serve(request: object, context: grpc.ServicerContext) -> object:
         before = DEADLINE.get(), CRITICALITY.get()
-        timeout = None
+        began_ns, timeout, response = method.begin(), None, None
         try:
-            if not method.set_current(context):
+            if method.set_current(context):
+                timeout = method.start_slow_call_timeout()
+                response = behavior(request, context)
+            else:
                 _set_refused_status(context)
-                return None
-            timeout = method.start_slow_call_timeout()
-            return behavior(request, context)
+        except BaseException as error:
+            method.end(began_ns, timeout, context, error, _blocking_code)
+            raise
         finally:
             DEADLINE.set(before[0])
             CRITICALITY.set(before[1])
-            if timeout is not None:
-                timeout.cancel()
+        method.end(began_ns, timeout, context, code_of=_blocking_code)
+        return response
 
     return serve
 
@@ -194,22 +191,23 @@ def _wrap_iterator(behavior: Behavior, method: ServedMethod) -> Behavior:
         own, task = copy_context(), _current_task()
         # On a pool thread, the context is not that of the call's task.
         set_current = method.set_deadline if task is not None else method.set_current
-        if not own.run(set_current, context):
-            _set_refused_status(context)
-            return iter(())
-        timeout = method.start_slow_call_timeout()
+        stream = ServedStream(method, context, partial(_blocking_code, task=task))
         try:
-            responses: Iterator[object] = own.run(iter, own.run(behavior, request, context))
-        except BaseException:
-            if timeout is not None:
-                timeout.cancel()
+            if own.run(set_current, context):
+                stream.start_timeout()
+                responses = own.run(iter, own.run(behavior, request, context))
+            else:
+                _set_refused_status(context)
+                responses = iter(())
+        except BaseException as error:
+            stream.end(stream.code(error))
             raise
-        return _Responses(partial(own.run, next, responses), timeout, task)
+        return _Responses(responses, stream, own, task)
 
     return serve
 
 
-class _Responses(WatchedResponses):
+class _Responses(CountedMessages):
     """The responses of a blocking behavior, each produced in the context of the call.
 
     They end when the call has ended. Otherwise the thread would block forever: it puts a response
@@ -217,25 +215,27 @@ class _Responses(WatchedResponses):
     if the client cancels the call while a response is in that queue, the thread stays blocked.
     """
 
-    __slots__ = ("_task",)
+    __slots__ = ("_own", "_task")
 
     def __init__(
         self,
-        next_response: Callable[[], object],
-        timeout: Timeout | None,
+        responses: Iterator[object],
+        stream: ServedStream,
+        own: Context,
         task: asyncio.Task[object] | None,
     ) -> None:
-        super().__init__(next_response, timeout)
+        super().__init__(responses, stream, stream.code)
+        self._own = own
         self._task = task
         if task is not None:
-            task.add_done_callback(lambda _: self.cancel_timeout())
+            task.add_done_callback(stream.end_early)
 
     def __next__(self) -> object:
         if not self._call_has_ended():
-            response = super().__next__()
+            response: object = self._own.run(super().__next__)
             if not self._call_has_ended():
                 return response
-        self.release_behavior()
+        self._messages = iter(())  # drops the iterator of the behavior, which may run cleanup code
         raise StopIteration
 
     def _call_has_ended(self) -> bool:
@@ -260,58 +260,6 @@ def _set_refused_status(context: grpc.ServicerContext) -> None:
     """
     context.set_code(grpc.StatusCode.DEADLINE_EXCEEDED)
     context.set_details(DEADLINE_PASSED)
-
-
-# --- Counts ---
-
-
-def _count_coroutine_function(behavior: Behavior, counts: MethodCounts) -> Behavior:
-    async def serve(request: object, context: grpc.aio.ServicerContext[object, object]) -> object:
-        began_ns = counts.begin()
-        try:
-            response = await behavior(request, context)
-        except BaseException as error:
-            counts.end(began_ns, served_code(context, error))
-            raise
-        counts.end(began_ns, served_code(context))
-        return response
-
-    return serve
-
-
-def _count_async_generator(behavior: Behavior, counts: MethodCounts) -> Behavior:
-    async def serve(
-        request: object, context: grpc.aio.ServicerContext[object, object]
-    ) -> AsyncGenerator[object, None]:
-        end = ServedCallEnd(counts, context)
-        responses: AsyncGenerator[object, None] = behavior(request, context)
-        try:
-            async for response in responses:
-                yield response
-        except BaseException as error:  # also `GeneratorExit`
-            end.end(served_code(context, error))
-            raise
-        finally:
-            await responses.aclose()
-        end.end(served_code(context))
-
-    return serve
-
-
-def _count_iterator(behavior: Behavior, counts: MethodCounts) -> Behavior:
-    def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
-        end, task = ServedCallEnd(counts, context), _current_task()
-        code = partial(_blocking_code, context, task=task)
-        try:
-            responses = behavior(request, context)
-        except BaseException as error:
-            end.end(code(error))
-            raise
-        if task is not None:
-            task.add_done_callback(end.end_early)
-        return CountedMessages(responses, end, code)
-
-    return serve
 
 
 def _blocking_code(

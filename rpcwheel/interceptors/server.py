@@ -7,8 +7,7 @@ so both are unset after the call. Verified on grpcio 1.60 and 1.85;
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 import grpc
 
@@ -16,7 +15,7 @@ from rpcwheel._grpc.handlers import DEADLINE_PASSED, is_pushing
 from rpcwheel._grpc.interceptors import SERVER, Interceptors
 from rpcwheel.telemetry.call_counts import CountedMessages
 
-from .serving import ServedCallEnd, ServerState, WatchedResponses, count_unary, served_code
+from .serving import ServedStream, ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from rpcwheel._grpc.handlers import Behavior
     from rpcwheel.call.policy import CallPolicy
     from rpcwheel.rpc import Kind
-    from rpcwheel.telemetry.call_counts import MethodCounts
     from rpcwheel.timer.api import Timer
 
     from .serving import ServedMethod
@@ -82,45 +80,50 @@ class _ServerInterceptor(grpc.ServerInterceptor):
 
 def _wrap(kind: Kind, behavior: Behavior, method: ServedMethod) -> Behavior:
     """Wrap the function that implements a method; called by `ServerState.wrap`."""
-    count: Callable[[Behavior, MethodCounts], Behavior]
     if not kind.streams_responses:
-        wrap, count = _wrap_unary, count_unary
-    elif is_pushing(behavior):
-        wrap, count = _wrap_pushing, _count_pushing
-    else:
-        wrap, count = _wrap_iterator, _count_iterator
-    wrapped = wrap(behavior, method)
-    return wrapped if method.counts is None else count(wrapped, method.counts)
+        return _wrap_unary(behavior, method)
+    if not method.observes_streams:
+        return _wrap_unobserved(behavior, method)
+    return (_wrap_pushing if is_pushing(behavior) else _wrap_iterator)(behavior, method)
 
 
 def _wrap_unary(behavior: Behavior, method: ServedMethod) -> Behavior:
     def serve(request: object, context: grpc.ServicerContext) -> object:
-        if not method.set_current(context):
-            _refuse(context)
-        timeout = method.start_slow_call_timeout()
-        if timeout is None:
-            return behavior(request, context)
+        began_ns, timeout = method.begin(), None
         try:
-            return behavior(request, context)
-        finally:
-            timeout.cancel()
+            _set_current(method, context)
+            timeout = method.start_slow_call_timeout()
+            response = behavior(request, context)
+        except BaseException as error:
+            method.end(began_ns, timeout, context, error)
+            raise
+        method.end(began_ns, timeout, context)
+        return response
+
+    return serve
+
+
+def _wrap_unobserved(behavior: Behavior, method: ServedMethod) -> Behavior:
+    """Wrap a behavior with a stream of responses whose end does not matter."""
+
+    def serve(request: object, context: grpc.ServicerContext, *push: object) -> object:
+        _set_current(method, context)
+        return behavior(request, context, *push)
 
     return serve
 
 
 def _wrap_iterator(behavior: Behavior, method: ServedMethod) -> Behavior:
     def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
-        if not method.set_current(context):
-            _refuse(context)
-        timeout = method.start_slow_call_timeout()
-        if timeout is None:
-            responses: Iterator[object] = behavior(request, context)
-            return responses
+        stream = ServedStream(method, context)
         try:
-            return WatchedResponses(partial(next, behavior(request, context)), timeout)
-        except BaseException:
-            timeout.cancel()
+            _set_current(method, context)
+            stream.start_timeout()
+            responses: Iterator[object] = behavior(request, context)
+        except BaseException as error:
+            stream.end(stream.code(error))
             raise
+        return CountedMessages(responses, stream, stream.code)
 
     return serve
 
@@ -131,55 +134,32 @@ def _wrap_pushing(behavior: Behavior, method: ServedMethod) -> Behavior:
     def serve(
         request: object, context: grpc.ServicerContext, push: Callable[[object], None]
     ) -> object:
-        if not method.set_current(context):
-            _refuse(context)
-        timeout = method.start_slow_call_timeout()
-        if timeout is not None and not context.add_callback(timeout.cancel):
-            timeout.cancel()  # the call has ended already
-        return behavior(request, context, push)
+        stream = ServedStream(method, context)
 
-    return serve
-
-
-def _refuse(context: grpc.ServicerContext) -> NoReturn:
-    """End the call; raises, as `abort` does."""
-    context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
-    raise AssertionError("unreachable: `abort` has raised")
-
-
-# --- Counts ---
-
-
-def _count_iterator(behavior: Behavior, counts: MethodCounts) -> Behavior:
-    def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
-        end = ServedCallEnd(counts, context)
-        code = partial(served_code, context)
-        try:
-            return CountedMessages(behavior(request, context), end, code)
-        except BaseException as error:
-            end.end(code(error))
-            raise
-
-    return serve
-
-
-def _count_pushing(behavior: Behavior, counts: MethodCounts) -> Behavior:
-    def serve(
-        request: object, context: grpc.ServicerContext, push: Callable[[object], None]
-    ) -> object:
-        end = ServedCallEnd(counts, context)
-        if not context.add_callback(end.end_early):
-            end.end_early()
-
-        def counted_push(response: object) -> None:
+        def observed_push(response: object) -> None:
             if response is None:  # the end of the stream
-                end.end(served_code(context))
+                stream.end(stream.code())
             push(response)
 
         try:
-            return behavior(request, context, counted_push)
+            _set_current(method, context)
+            stream.start_timeout()
+            if not context.add_callback(stream.end_early):
+                stream.end_early()
+            return behavior(request, context, observed_push)
         except BaseException as error:
-            end.end(served_code(context, error))
+            stream.end(stream.code(error))
             raise
 
     return serve
+
+
+def _set_current(method: ServedMethod, context: grpc.ServicerContext) -> None:
+    """Set the current deadline and criticality; end the call if its deadline has passed.
+
+    Raises:
+        Exception: That of `abort`.
+    """
+    if not method.set_current(context):
+        context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
+        raise AssertionError("unreachable: `abort` has raised")

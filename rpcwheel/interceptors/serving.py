@@ -6,10 +6,10 @@ the "behavior" of each handler: the function that implements a method, as in
 `grpc.unary_unary_rpc_method_handler(behavior)`.
 
 * `ServerState` belongs to an interceptor, and keeps the wrapped handlers.
-* `ServedMethod` belongs to a method, for deadlines and slow calls. Most calls need no more objects.
-* `WatchedResponses` and `ServedCallEnd` belong to a call that streams responses, because such a
-  call goes on after its behavior has returned.
-* `count_unary`, and `CountedMessages` of `telemetry.call_counts`, count calls.
+* `ServedMethod` belongs to a method, for deadlines, slow calls and counts. Most calls need no more
+  objects.
+* `ServedStream` belongs to a call that streams responses, because such a call goes on after its
+  behavior has returned.
 * `served_code` and `early_code` return the status code that a call is counted with.
 
 Nothing in this module waits or does I/O.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel._grpc.calls import code_name
 from rpcwheel._grpc.handlers import (
@@ -57,6 +57,43 @@ if TYPE_CHECKING:
 MAX_HANDLERS: Final = 8
 """The handlers of one method that are kept: those of servers that share an interceptor. An
 interceptor of another package may make a handler for each call, which refers to its metadata."""
+
+
+def served_code(context: Any, error: BaseException | None = None) -> str:
+    """Return the name of the status code of a call whose behavior has just ended. Never raises.
+
+    gRPC serializes the response afterwards. If that fails, the client gets another code.
+
+    Args:
+        context: The context of the call.
+        error: What the behavior raised; None if it returned.
+    """
+    try:
+        is_active = getattr(context, "is_active", None)
+        is_aio = is_active is None  # contexts of `grpc.aio` have no such method
+        ended_early = is_active is not None and not is_active()
+        # Such as CancelledError: when a call ends, `grpc.aio` cancels its behavior.
+        was_interrupted = error is not None and not isinstance(error, Exception)
+        if ended_early or was_interrupted:
+            return early_code(context)
+        code = context.code()
+        if is_aio and isinstance(code, int) and 0 <= code < len(STATUS_CODES):
+            return STATUS_CODES[code]  # `set_code` of `grpc.aio` takes numbers too
+        return code_name(code, "OK" if error is None else "UNKNOWN")
+    except Exception:  # noqa: BLE001 - of a context of another library
+        return "UNKNOWN"
+
+
+def early_code(context: Any) -> str:
+    """Return the name of the status code of a call that has ended before its behavior.
+
+    Never raises.
+    """
+    try:
+        left_s = time_left(context)
+    except Exception:  # noqa: BLE001 - of a context of another library
+        left_s = None
+    return "CANCELLED" if left_s is None or left_s > DEADLINE_TOLERANCE_S else "DEADLINE_EXCEEDED"
 
 
 class ServerState:
@@ -127,9 +164,9 @@ class ServerState:
 
 
 class ServedMethod:
-    """The deadlines and slow calls of one method of a server. Has no state of a call."""
+    """The deadlines, slow calls and counts of one method of a server. Has no state of a call."""
 
-    __slots__ = ("_method", "_slow", "_timeout_ns", "_timer", "counts")
+    __slots__ = ("_method", "_slow", "_timeout_ns", "_timer", "counts", "observes_streams")
 
     def __init__(
         self, method: str, config: MethodConfig, timer: Timer | None, counts: MethodCounts | None
@@ -141,6 +178,8 @@ class ServedMethod:
         self._timer = timer
         slow_ns = config.slow_ns
         self._slow = None if slow_ns == NEVER else slow_call_task(method, "server", slow_ns)
+        self.observes_streams = not (counts is None and self._slow is None)
+        """Whether the end of a stream matters."""
 
     def set_current(self, context: Any) -> bool:
         """Set `CRITICALITY` and `DEADLINE` in the current `contextvars` context.
@@ -183,130 +222,77 @@ class ServedMethod:
         """
         return None if self._slow is None else start_timeout(self._timer, *self._slow)
 
+    def begin(self) -> int:
+        """Count the begin of a call with one response; returns its time, for `end`."""
+        return 0 if self.counts is None else self.counts.begin()
 
-class WatchedResponses:
-    """A response stream whose `CallSlow` timeout is canceled at its end."""
+    def end(
+        self,
+        began_ns: int,
+        timeout: Timeout | None,
+        context: object,
+        error: BaseException | None = None,
+        code_of: Callable[[Any, BaseException | None], str] = served_code,
+    ) -> None:
+        """Count the end of a call with one response, and cancel its `CallSlow` timeout.
 
-    __slots__ = ("_next_response", "_timeout")
-
-    def __init__(self, next_response: Callable[[], object], timeout: Timeout | None) -> None:
-        self._next_response = next_response
-        self._timeout = timeout
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> object:
-        try:
-            return self._next_response()
-        except BaseException:  # also `StopIteration`
-            self.cancel_timeout()
-            raise
-
-    def __del__(self) -> None:
-        # If the client has canceled the call, gRPC drops the stream before its end.
-        self.cancel_timeout()
-
-    def cancel_timeout(self) -> None:
-        """Cancel the timeout. Idempotent, thread-safe."""
-        if self._timeout is not None:
-            self._timeout.cancel()
-
-    def release_behavior(self) -> None:
-        """Drop the iterator of the behavior, which may run cleanup code. The stream then ends."""
-        self._next_response = iter(()).__next__
+        `code_of` returns its status code for the context, and what the behavior raised or None.
+        """
+        if timeout is not None:
+            timeout.cancel()
+        if self.counts is not None:
+            self.counts.end(began_ns, code_of(context, error))
 
 
-# --- Counting ---
-
-
-def served_code(context: Any, error: BaseException | None = None) -> str:
-    """Return the name of the status code of a call whose behavior has just ended. Never raises.
-
-    gRPC serializes the response afterwards. If that fails, the client gets another code.
-
-    Args:
-        context: The context of the call.
-        error: What the behavior raised; None if it returned.
-    """
-    try:
-        is_active = getattr(context, "is_active", None)
-        is_aio = is_active is None  # contexts of `grpc.aio` have no such method
-        ended_early = is_active is not None and not is_active()
-        # Such as CancelledError: when a call ends, `grpc.aio` cancels its behavior.
-        was_interrupted = error is not None and not isinstance(error, Exception)
-        if ended_early or was_interrupted:
-            return early_code(context)
-        code = context.code()
-        if is_aio and isinstance(code, int) and 0 <= code < len(STATUS_CODES):
-            return STATUS_CODES[code]  # `set_code` of `grpc.aio` takes numbers too
-        return code_name(code, "OK" if error is None else "UNKNOWN")
-    except Exception:  # noqa: BLE001 - of a context of another library
-        return "UNKNOWN"
-
-
-def early_code(context: Any) -> str:
-    """Return the name of the status code of a call that has ended before its behavior.
-
-    Never raises.
-    """
-    try:
-        left_s = time_left(context)
-    except Exception:  # noqa: BLE001 - of a context of another library
-        left_s = None
-    return "CANCELLED" if left_s is None or left_s > DEADLINE_TOLERANCE_S else "DEADLINE_EXCEEDED"
-
-
-def count_unary(
-    behavior: Behavior,
-    counts: MethodCounts,
-    code_of: Callable[[Any, BaseException | None], str] = served_code,
-) -> Behavior:
-    """Return a behavior that counts its calls.
-
-    Args:
-        behavior: A plain function with one response.
-        counts: The counts of the method.
-        code_of: Returns the status code for a context, and what the behavior raised or None.
-    """
-
-    def serve(request: object, context: grpc.ServicerContext) -> object:
-        began_ns = counts.begin()
-        try:
-            response = behavior(request, context)
-        except BaseException as error:
-            counts.end(began_ns, code_of(context, error))
-            raise
-        counts.end(began_ns, code_of(context, None))
-        return response
-
-    return serve
-
-
-class ServedCallEnd(CallEnd):
-    """Counts the end of a call that streams responses, once. Thread-safe.
+class ServedStream(CallEnd):
+    """A call that streams responses: counts its end once, and cancels its timeout. Thread-safe.
 
     If the call ends before its behavior, gRPC drops the response stream, which holds this object:
-    its finalizer counts the end.
+    its finalizer ends it.
     """
 
-    __slots__ = ("_context", "_lock")
+    __slots__ = ("_code_of", "_context", "_lock", "_method", "_timeout")
 
-    def __init__(self, counts: MethodCounts, context: object) -> None:
-        super().__init__(counts, counts.begin())
+    def __init__(
+        self,
+        method: ServedMethod,
+        context: object,
+        code_of: Callable[[Any, BaseException | None], str] = served_code,
+    ) -> None:
+        """Count the begin of the call; `code_of` is as in `ServedMethod.end`."""
+        super().__init__(method.counts, method.begin())
+        self._method = method
         self._context = context
+        self._code_of = code_of
         self._lock = threading.Lock()
+        self._timeout: Timeout | None = None
+
+    def start_timeout(self) -> None:
+        """Start the timeout that emits `CallSlow`."""
+        self._timeout = self._method.start_slow_call_timeout()
+
+    def code(self, error: BaseException | None = None) -> str:
+        """Return the name of the status code; "" if the call is not counted, or has ended.
+
+        `error` is what the behavior raised; None if it returned.
+        """
+        return "" if self._counts is None else self._code_of(self._context, error)
 
     def end(self, code: str) -> None:
-        """Count the end. Idempotent."""
+        """End with the name of a status code. Idempotent."""
+        timeout, self._timeout = self._timeout, None
+        if timeout is not None:
+            timeout.cancel()
         with self._lock:
             super().end(code)
 
     def end_early(self, _: object = None) -> None:
-        """Count the end of a call that has ended before its behavior. Idempotent.
+        """End before the behavior has ended. Idempotent.
 
         The argument is not used; it makes this method a callback of an asyncio task.
         """
         self.end(early_code(self._context))
 
-    __del__ = end_early
+    def __del__(self) -> None:
+        if self._counts is not None or self._timeout is not None:
+            self.end_early()

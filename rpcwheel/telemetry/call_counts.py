@@ -269,9 +269,12 @@ class CallEnd:
 
     __slots__ = ("_began_ns", "_counts")
 
-    def __init__(self, counts: CallObserver, began_ns: Any) -> None:
-        """`began_ns` identifies the call for `counts.end`: of a `MethodCounts`, when it began."""
-        self._counts: CallObserver | None = counts
+    def __init__(self, counts: CallObserver | None, began_ns: Any) -> None:
+        """`began_ns` identifies the call for `counts.end`: of a `MethodCounts`, when it began.
+
+        If `counts` is None, nothing is reported.
+        """
+        self._counts = counts
         self._began_ns = began_ns
 
     def end(self, code: str) -> None:

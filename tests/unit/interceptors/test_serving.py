@@ -1,13 +1,20 @@
 """The decisions of both server interceptors, without a server."""
 
-from unittest.mock import Mock
+from itertools import repeat
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from scenarios.served import handler
 
 from rpcwheel.call import CallPolicy, DeadlinePolicy
 from rpcwheel.call.config import MethodConfig
-from rpcwheel.interceptors.serving import MAX_HANDLERS, ServedMethod, ServerState, WatchedResponses
+from rpcwheel.interceptors.serving import (
+    MAX_HANDLERS,
+    ServedMethod,
+    ServedStream,
+    ServerState,
+)
+from rpcwheel.telemetry.call_counts import CountedMessages
 
 METHOD = "/test.Small/Call"
 
@@ -17,11 +24,16 @@ def served(timer=None, **settings):
     return ServedMethod(METHOD, config, timer, None)
 
 
+def watched(messages, timer):
+    """A stream of responses with a `CallSlow` timeout."""
+    stream = ServedStream(served(timer, slow_call_threshold=2.0), context=None)
+    stream.start_timeout()
+    return CountedMessages(messages, stream, stream.code)
+
+
 @pytest.mark.parametrize("end", [StopIteration, KeyError, KeyboardInterrupt])
 def test_the_timeout_of_a_stream_is_canceled_at_its_end(end, timer):
-    answers = WatchedResponses(
-        Mock(side_effect=end), served(timer, slow_call_threshold=2.0).start_slow_call_timeout()
-    )
+    answers = watched(MagicMock(__next__=Mock(side_effect=end)), timer)
     assert timer.pending == 1
     with pytest.raises(end):
         next(answers)
@@ -29,9 +41,7 @@ def test_the_timeout_of_a_stream_is_canceled_at_its_end(end, timer):
 
 
 def test_the_timeout_of_a_dropped_stream_is_canceled(timer):
-    answers = WatchedResponses(
-        lambda: b"more", served(timer, slow_call_threshold=2.0).start_slow_call_timeout()
-    )
+    answers = watched(repeat(b"more"), timer)
     assert next(iter(answers)) == b"more"
     assert timer.pending == 1
     del answers
