@@ -102,8 +102,6 @@ class _CountedIterator(CountedMessages):
 class _Counted:
     """The part that is common to the four kinds of call."""
 
-    __slots__ = ("_below", "_counts")
-
     def __init__(self, below: Any, counts: MethodCounts) -> None:
         self._below = below
         self._counts = counts

@@ -81,8 +81,6 @@ def _with_requests(action: str, qualname: str) -> Any:
 class UnaryUnary(grpc.UnaryUnaryMultiCallable):
     """One request, one response."""
 
-    __slots__ = ()
-
     __call__ = _with_request("_wait", "UnaryUnary.__call__")
     with_call = _with_request("_wait", "UnaryUnary.with_call")
     future = _with_request("_begin", "UnaryUnary.future")
@@ -90,8 +88,6 @@ class UnaryUnary(grpc.UnaryUnaryMultiCallable):
 
 class StreamUnary(grpc.StreamUnaryMultiCallable):
     """A stream of requests, one response."""
-
-    __slots__ = ()
 
     __call__ = _with_requests("_wait", "StreamUnary.__call__")
     with_call = _with_requests("_wait", "StreamUnary.with_call")
@@ -101,15 +97,11 @@ class StreamUnary(grpc.StreamUnaryMultiCallable):
 class UnaryStream(grpc.UnaryStreamMultiCallable):
     """One request, a stream of responses."""
 
-    __slots__ = ()
-
     __call__ = _with_request("_begin", "UnaryStream.__call__")
 
 
 class StreamStream(grpc.StreamStreamMultiCallable):
     """A stream of requests, a stream of responses."""
-
-    __slots__ = ()
 
     __call__ = _with_requests("_begin", "StreamStream.__call__")
 

@@ -79,27 +79,6 @@ class Transition:
 class Breaker:
     """The circuit breaker of one method or target. The caller holds its lock."""
 
-    __slots__ = (
-        "_closed_window",
-        "_failures",
-        "_half_open_timeout_ns",
-        "_half_open_until_ns",
-        "_last_failure",
-        "_least_failures",
-        "_least_slow",
-        "_open_ns",
-        "_policy",
-        "_random",
-        "_running",
-        "_slow_ns",
-        "_successes",
-        "generation",
-        "half_open_at_ns",
-        "lost",
-        "state",
-        "window",
-    )
-
     def __init__(self, policy: BreakerPolicy, random: Callable[[], float]) -> None:
         """Make a breaker that is `CLOSED`. `random` returns a random number from 0 to 1."""
         self.state = CLOSED

@@ -46,19 +46,6 @@ class CircuitBreaker:
     The breakers of a kit are in `kit.breakers`, that of a function is its attribute `breaker`.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_breaker",
-        "_lock",
-        "_now_ns",
-        "_opened_ns",
-        "_timeout",
-        "_timer",
-        "check_health",
-        "method",
-        "target",
-    )
-
     def __init__(
         self, policy: BreakerPolicy, *, target: str, method: str, timer: Timer | None
     ) -> None:

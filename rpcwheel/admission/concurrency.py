@@ -41,18 +41,6 @@ class Concurrency:
     The caller lets others wait (`max_wait`), and asks again for the first one after a `release`.
     """
 
-    __slots__ = (
-        "_ceiling",
-        "_ended",
-        "_failed",
-        "_has_answered",
-        "_highest",
-        "_is_adaptive",
-        "_lowered_ns",
-        "limit",
-        "running",
-    )
-
     def __init__(self, policy: ConcurrencyPolicy) -> None:
         """Make a limit of which nothing is in use."""
         self.running = 0

@@ -273,8 +273,6 @@ class Waiting:
 class RateGate:
     """A rate limit, and how long attempts wait for it."""
 
-    __slots__ = ("bucket", "max_wait_ns")
-
     def __init__(self, policy: RatePolicy) -> None:
         self.bucket = TokenBucket(policy.rate, policy.burst)
         self.max_wait_ns = to_ns(policy.max_wait)
@@ -286,8 +284,6 @@ class ConcurrencyGate:
     A call of `grpc.aio` that begins while its event loop ends never ends, because gRPC keeps it. So
     if the limit is reached, the places of closed loops become free.
     """
-
-    __slots__ = ("_loops", "limit", "max_wait_ns", "waiting")
 
     def __init__(self, policy: ConcurrencyPolicy) -> None:
         self.limit = Concurrency(policy)
@@ -357,23 +353,6 @@ class MethodAdmission:
     `kind` and `end` are those of `MethodCounts`, so that the ends of attempts are observed in the
     same way.
     """
-
-    __slots__ = (
-        "__weakref__",
-        "_concurrency",
-        "_is_stream",
-        "_limits",
-        "_rate",
-        "_throttle",
-        "_throttled",
-        "_timer",
-        "breaker",
-        "lock",
-        "method",
-        "now_ns",
-        "refusals",
-        "target",
-    )
 
     kind: Final = ""
     """Calls of any kind, for `CallObserver`."""

@@ -46,18 +46,6 @@ it does not show how long others take to fail."""
 class Throttle:
     """The throttle of one method of one target. The caller holds its lock."""
 
-    __slots__ = (
-        "_failures",
-        "_lost",
-        "_max_rejection",
-        "_minimum_calls",
-        "_multiplier",
-        "_owed",
-        "_window",
-        "failed_after_ns",
-        "window_ns",
-    )
-
     def __init__(self, policy: ThrottlePolicy, random: Callable[[], float]) -> None:
         """Make a throttle that refuses nothing yet. `random` returns a number from 0 to 1."""
         self._multiplier = policy.multiplier

@@ -34,8 +34,6 @@ class CountWindow:
     thread.
     """
 
-    __slots__ = ("_outcomes", "_size", "failures", "slow")
-
     def __init__(self, size: int) -> None:
         """Make an empty window for this number of attempts."""
         self._size = size
@@ -78,8 +76,6 @@ class TimeWindow:
     attempts of the last nine tenths. If a time is earlier than that of another attempt, because a
     thread has waited for the lock, its attempt counts as of the later time.
     """
-
-    __slots__ = ("_end_ns", "_slot_ns", "_slots", "calls", "failures", "slow")
 
     def __init__(self, length_ns: int) -> None:
         """Make an empty window of this length."""
@@ -129,8 +125,6 @@ class LostTogether:
     They count as one failure: further attempts may be sent to another server, or to the same one
     after its restart. Otherwise one server of many would open the breaker of all.
     """
-
-    __slots__ = ("_first_ns", "_last_ns", "has_worked")
 
     def __init__(self) -> None:
         self._first_ns = self._last_ns = -FORGOTTEN_NS

@@ -60,8 +60,6 @@ class RetryBudget:
     ask at the same time may get one retry too few, never one too many.
     """
 
-    __slots__ = ("_min_retries", "_share", "_slots")
-
     def __init__(self, share: float, min_retries: int) -> None:
         """Make a budget without counts.
 
@@ -123,8 +121,6 @@ class RetryThrottle:
     one such success. If several calls run while it is full and fail, each further one of them
     removes `token_ratio` too much.
     """
-
-    __slots__ = ("_max", "_ratio", "_tokens")
 
     def __init__(self, max_tokens: int, token_ratio: float) -> None:
         """Make a full bucket, to which each success adds `token_ratio` tokens."""

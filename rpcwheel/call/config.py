@@ -226,8 +226,6 @@ class MethodConfig:
 class MethodConfigs:
     """The configuration of each method, made at its first call. Any thread may use it."""
 
-    __slots__ = ("_configs", "_policy")
-
     def __init__(self, policy: CallPolicy) -> None:
         self._policy = policy
         self._configs: dict[str, MethodConfig] = {}
@@ -258,8 +256,6 @@ class MethodConfigs:
 
 class CallOptions:
     """The settings of a `call_options` block."""
-
-    __slots__ = ("_configs", "policy")
 
     def __init__(self, policy: MethodPolicy) -> None:
         self.policy = policy

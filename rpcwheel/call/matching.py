@@ -34,8 +34,6 @@ def accepted_values(setting: str) -> str:
 class Matcher:
     """Decides whether a setting names an error. Immutable; runs the user's predicates."""
 
-    __slots__ = ("_codes", "_predicates", "_strategies", "_types")
-
     def __init__(self, on: object, setting: str = "retry_on") -> None:
         """Check the value of a setting.
 

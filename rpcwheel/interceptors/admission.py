@@ -188,8 +188,6 @@ class _AdmittedCall(DeferredCall):
 class _AdmittedMulticallable:
     """The part that is common to the four kinds of call."""
 
-    __slots__ = ("_admission", "_below", "_method", "_state")
-
     kind: Kind
 
     def __init__(

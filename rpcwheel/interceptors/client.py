@@ -228,15 +228,6 @@ def _health_checked(done: Callable[[bool], object], call: AnyCall) -> None:
 class _InterceptedMulticallable:
     """The part that is common to the four kinds of call."""
 
-    __slots__ = (
-        "_below",
-        "_config",
-        "_keeper",
-        "_method",
-        "_serialize",
-        "_state",
-    )
-
     kind: Kind
 
     def __init__(
@@ -326,8 +317,6 @@ def _result(name: str, call: AnyCall) -> Any:
 
 
 class _InterceptedUnaryUnary(_InterceptedMulticallable, multicallable.UnaryUnary):
-    __slots__ = ()
-
     kind = Kind.UNARY_UNARY
 
     def _wait(self, name: str, request: Any, *options: Any) -> Any:

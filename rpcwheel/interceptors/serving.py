@@ -166,8 +166,6 @@ class ServerState:
 class ServedMethod:
     """The deadlines, slow calls and counts of one method of a server. Has no state of a call."""
 
-    __slots__ = ("_method", "_slow", "_timeout_ns", "_timer", "counts", "observes_streams")
-
     def __init__(
         self, method: str, config: MethodConfig, timer: Timer | None, counts: MethodCounts | None
     ) -> None:

@@ -111,29 +111,6 @@ class Window(NamedTuple):
 class AdaptiveLimit:
     """The limit for a server. The caller holds the lock of the server's limiter."""
 
-    __slots__ = (
-        "_before",
-        "_began",
-        "_count",
-        "_duration_ns",
-        "_history_ns",
-        "_measured_ns",
-        "_more_at_ns",
-        "_more_interval_ns",
-        "_old",
-        "_slow_windows",
-        "_squares",
-        "_step",
-        "_trial",
-        "_unanswered",
-        "_waited",
-        "_windows",
-        "limit",
-        "maximum",
-        "minimum",
-        "used",
-    )
-
     def __init__(self) -> None:
         self.limit = INITIAL_LIMIT
         """How many handlers may run."""

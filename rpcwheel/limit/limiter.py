@@ -80,23 +80,6 @@ class RefusalReason(enum.Enum):
 class LimitedMethod:
     """One method of a server: its own limit, and what is known of its handlers."""
 
-    __slots__ = (
-        "buckets",
-        "counts",
-        "handler",
-        "is_answered",
-        "is_blocking",
-        "is_quick",
-        "is_slow",
-        "is_stream",
-        "least_ns",
-        "maximum",
-        "refused_ns",
-        "running",
-        "usual_ns",
-        "waiting",
-    )
-
     def __init__(
         self,
         *,
@@ -217,8 +200,6 @@ UNLIMITED: Final = LimitedCall(
 class CallQueue:
     """The calls of a server that wait, and how many of which kind."""
 
-    __slots__ = ("for_method", "levels", "quick", "streams", "total")
-
     def __init__(self) -> None:
         self.levels: dict[Criticality, deque[LimitedCall]] = {
             criticality: deque() for criticality in sorted(Criticality, reverse=True)
@@ -266,26 +247,6 @@ class CallQueue:
 
 class Limiter:
     """The calls of one server."""
-
-    __slots__ = (
-        "_adaptive",
-        "_late",
-        "_late_at_ns",
-        "_max_streams",
-        "_max_wait_ns",
-        "_queue",
-        "_quick",
-        "_quick_usual_ns",
-        "_refuse",
-        "_usual_ns",
-        "_work_ns",
-        "extra",
-        "limit",
-        "refused",
-        "running",
-        "streams",
-        "threads",
-    )
 
     def __init__(
         self,

@@ -44,18 +44,6 @@ than the shortest `max_wait`, unless that is set."""
 class AcceptPause:
     """The pauses of one server. The caller holds the lock of its limiter."""
 
-    __slots__ = (
-        "_began_ns",
-        "_calm",
-        "_is_on",
-        "_last",
-        "_must_wait",
-        "_round",
-        "_running",
-        "_since_ns",
-        "arrivals",
-    )
-
     def __init__(self) -> None:
         self.arrivals = 0
         """How many calls have arrived. The caller counts them."""

@@ -74,8 +74,6 @@ class TokenBucket:
     integer nanoseconds on one clock that never goes back.
     """
 
-    __slots__ = ("_interval_ns", "_span_ns", "full_ns", "returned_ns")
-
     def __init__(self, rate: float, burst: int | None = None) -> None:
         """Make a bucket that is full.
 
