@@ -32,17 +32,11 @@ from rpcwheel.admission.policy import (
 from rpcwheel.backoff import DEFAULT_JITTER, JitteredWait
 from rpcwheel.durations import to_ns, to_seconds
 from rpcwheel.errors import ConfigurationError
-from rpcwheel.limit.policy import ADAPTIVE, Limit, LimitPolicy
+from rpcwheel.limit.policy import ADAPTIVE, Limit, LimitPolicy, OwnCriticality
 from rpcwheel.limit.rate import Rate, RatePolicy
 from rpcwheel.methods import MethodPattern, PatternIndex
 from rpcwheel.policy import Delay, Number, Policy, Seconds, Wait, checked, or_short
-from rpcwheel.rpc import (
-    CODES_SCHEMA,
-    CRITICALITY_SCHEMA,
-    Criticality,
-    checked_codes,
-    checked_criticality,
-)
+from rpcwheel.rpc import CODES_SCHEMA, checked_codes
 
 from .failback_policy import FailbackPolicy
 from .matching import Matcher, accepted_values
@@ -50,6 +44,8 @@ from .matching import Matcher, accepted_values
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from typing import Unpack
+
+    from rpcwheel.rpc import Criticality
 
 RETRY_ON_ADVICE: Final = (
     'name the status codes to retry after, such as retry_on={"UNAVAILABLE"}; only calls of methods '
@@ -294,16 +290,6 @@ class DefaultResponsePolicy(Policy):
     def _check_on(cls, on: object) -> object:
         checked(partial(Matcher, setting="on"), on)
         return on
-
-
-def _criticality(value: object) -> Criticality:
-    return checked(partial(checked_criticality, subject="it"), value)
-
-
-OwnCriticality = Annotated[
-    Criticality, BeforeValidator(_criticality), WithJsonSchema(CRITICALITY_SCHEMA)
-]
-"""A `Criticality`, or its name."""
 
 
 REPLACED: Final = {

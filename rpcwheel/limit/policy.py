@@ -53,6 +53,12 @@ def _criticality(value: object) -> object:
     return checked(partial(checked_criticality, subject="it"), value)
 
 
+OwnCriticality = Annotated[
+    Criticality, BeforeValidator(_criticality), WithJsonSchema(CRITICALITY_SCHEMA)
+]
+"""A `Criticality`, or its name."""
+
+
 def _rate(policy: RatePolicy | None) -> RatePolicy | None:
     if policy is not None and (policy.max_wait or policy.per != "method"):
         raise ConfigurationError(
@@ -109,10 +115,7 @@ class LimitPolicy(Policy):
     (`grpc-retry-pushback-ms`, gRFC A6); half to one and a half of it, at random, and at least 1 ms.
     """
 
-    max_criticality: (
-        Annotated[Criticality, BeforeValidator(_criticality), WithJsonSchema(CRITICALITY_SCHEMA)]
-        | None
-    ) = None
+    max_criticality: OwnCriticality | None = None
     """The highest criticality that callers may ask for. Calls that ask for more have this one, and
     heartbeats are limited too, but for health checks. None: any."""
 
