@@ -112,22 +112,6 @@ class NotSent(NamedTuple):
 class Waiting:
     """An attempt that may be sent later. Ends once: with a result, or by `cancel`."""
 
-    __slots__ = (
-        "__weakref__",
-        "_admission",
-        "_callback",
-        "_due",
-        "_due_ns",
-        "_result",
-        "_timeout",
-        "_without_timer",
-        "limit_ns",
-        "loop",
-        "reason",
-        "reservation",
-        "token",
-    )
-
     def __init__(
         self,
         admission: MethodAdmission,

@@ -583,17 +583,6 @@ class RetryingCall(Relay):
 class _TimerWait:
     """A wait for the next attempt, which ends too if the timer is late or was stopped."""
 
-    __slots__ = (
-        "_check",
-        "_context",
-        "_deadline_ns",
-        "_go_on",
-        "_loop",
-        "_state",
-        "_stopped",
-        "_timeout",
-    )
-
     def __init__(
         self,
         state: ClientState,

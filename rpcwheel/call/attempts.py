@@ -303,14 +303,6 @@ def _pushback_refusal(pushback_ns: int, config: RetryConfig) -> Stop | None:
 class HedgingPlan:
     """Attempts at the same time (gRFC A6): another one after each delay, until one succeeds."""
 
-    __slots__ = (
-        "_budget",
-        "_config",
-        "_deadline_ns",
-        "_number",
-        "next_ns",
-    )
-
     def __init__(
         self, started_ns: int, deadline_ns: int, config: HedgingConfig, budget: Budget | None
     ) -> None:

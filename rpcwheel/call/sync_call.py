@@ -133,25 +133,6 @@ class ClientCall:
     Not thread-safe, except `decide`, which may run for several hedges at once.
     """
 
-    __slots__ = (
-        "_attempt_ns",
-        "_attempts",
-        "_deadline_ns",
-        "_details",
-        "_request",
-        "_serialize",
-        "_start",
-        "_start_delivery",
-        "_started_ns",
-        "_tried",
-        "config",
-        "kind",
-        "method",
-        "nonce",
-        "requests",
-        "state",
-    )
-
     def __init__(
         self,
         state: ClientState,

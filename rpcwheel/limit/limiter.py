@@ -130,26 +130,6 @@ class LimitedMethod:
 class LimitedCall:
     """A call that has arrived."""
 
-    __slots__ = (
-        "arrived_ns",
-        "criticality",
-        "deadline_ns",
-        "error",
-        "future",
-        "has_waited",
-        "holders",
-        "is_extra",
-        "is_gone",
-        "is_waiting",
-        "limit",
-        "method",
-        "nonce",
-        "refused",
-        "start",
-        "token_wait_ns",
-        "waits_for_method",
-    )
-
     def __init__(
         self, limit: Any, method: LimitedMethod, criticality: Criticality, nonce: str | bytes
     ) -> None:
