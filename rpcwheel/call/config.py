@@ -53,8 +53,6 @@ class RetryConfig:
     max_pushback_ns: int
     """`NEVER` for no limit."""
     replay_buffer_bytes: int
-    budget: BudgetKey | None
-    """The key of the budget for further attempts; None for no limit."""
 
     def retries_after(self, result: AttemptResult) -> bool:
         """Whether such a failure is retried: one of `retry_on`, or a refusal before the handler.
@@ -83,7 +81,6 @@ class RetryConfig:
             idempotent=idempotent,
             max_pushback_ns=_ns(policy.max_pushback),
             replay_buffer_bytes=policy.replay_buffer_bytes,
-            budget=budget_key(policy),
         )
 
 
@@ -94,8 +91,6 @@ class HedgingConfig:
     delay_ns: int
     max_attempts: int
     non_fatal: frozenset[str]
-    budget: BudgetKey | None
-    """The key of the budget for further attempts; None for no limit."""
     max_pushback_ns: int = NEVER
 
     @classmethod
@@ -105,7 +100,6 @@ class HedgingConfig:
             delay_ns=to_ns(policy.delay),
             max_attempts=policy.max_attempts,
             non_fatal=policy.non_fatal_codes,
-            budget=budget_key(policy),
             max_pushback_ns=_ns(policy.max_pushback),
         )
 
@@ -130,6 +124,8 @@ class MethodConfig:
     retry: RetryConfig | None = None
     hedging: HedgingConfig | None = None
     """Applies to calls with one request and one response."""
+    budget: BudgetKey | None = None
+    """The key of the budget for further attempts; None for no limit."""
     default_response: DefaultResponsePolicy | None = None
     failback: FailbackPolicy | None = None
     durable: bool = False
@@ -152,6 +148,7 @@ class MethodConfig:
         may_queue = failback is not None and failback.limit != 1
         may_retry = retry is not None and retry.max_attempts > 1
         may_hedge = hedging is not None and hedging.max_attempts > 1 and policy.idempotent
+        limited = retry if may_retry else hedging if may_hedge else None
         return cls(
             timeout_ns=_ns(deadline.timeout),
             message_timeout_ns=_ns(deadline.message_timeout),
@@ -165,6 +162,7 @@ class MethodConfig:
                 else None
             ),
             hedging=HedgingConfig.from_policy(hedging) if hedging and may_hedge else None,
+            budget=None if limited is None else budget_key(limited),
             default_response=default,
             failback=failback,
             durable=failback is not None and failback.journal is not None and may_queue,
@@ -173,12 +171,6 @@ class MethodConfig:
             failback_matcher=Matcher(failback.retry_on) if failback and may_queue else None,
             admission=admission_settings(policy),
         )
-
-    @property
-    def budget(self) -> BudgetKey | None:
-        """The key of the budget for further attempts; None for no limit."""
-        limited = self.retry or self.hedging
-        return None if limited is None else limited.budget
 
     @property
     def keeps_requests(self) -> bool:
