@@ -1,14 +1,20 @@
-"""Lists of interceptors, and which interceptors a channel has."""
+"""Lists of interceptors, and which interceptors a channel has.
+
+The asyncio clients of google-cloud append interceptors to four private lists of `grpc.aio.Channel`
+after it was made. gRPC reads the lists at each call (1.66 to 1.85), so existing stubs use them too.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from .aio_interceptors import lists_of
+from rpcwheel.rpc import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    import grpc
 
 T = TypeVar("T")
 
@@ -18,6 +24,24 @@ AIO_CHANNEL: Final = "grpc.aio._channel"
 READERS: Final = {SERVER, AIO_SERVER, AIO_CHANNEL}
 """The modules of gRPC (1.66 to 1.85) that iterate over interceptors. `grpc.intercept_channel` gets
 them one by one, and refuses those of `grpc.aio` itself."""
+
+
+InterceptorLists: TypeAlias = dict[Kind, list[Any]]
+"""The interceptors of a channel of `grpc.aio`, by the kind of call."""
+
+LISTS: Final = {kind: f"_{kind.name.lower()}_interceptors" for kind in Kind}
+"""The names of the lists on a channel."""
+
+
+def lists_of(channel: grpc.aio.Channel) -> InterceptorLists:
+    """Return the lists of a channel; an empty dict for a channel of another class without lists."""
+    return {kind: getattr(channel, name) for kind, name in LISTS.items() if hasattr(channel, name)}
+
+
+def give_lists(channel: grpc.aio.Channel, lists: InterceptorLists) -> None:
+    """Set the lists of a channel, under the names that gRPC uses."""
+    for kind, interceptors in lists.items():
+        setattr(channel, LISTS[kind], interceptors)
 
 
 def interceptors_of(channel: Any) -> Iterator[Any]:

@@ -31,7 +31,6 @@ from rpcwheel._grpc.aio_finished import (
     failed_with,
     finished_call,
 )
-from rpcwheel._grpc.aio_interceptors import give_lists
 from rpcwheel._grpc.aio_relay import (
     RELAYS,
     Signal,
@@ -45,6 +44,7 @@ from rpcwheel._grpc.calls import (
     copy_of,
     reusable_metadata,
 )
+from rpcwheel._grpc.interceptors import give_lists
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.rpc import TRIED, Kind, classes_by_kind
 from rpcwheel.transport.aio import (
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rpcwheel._concurrency.exiting import BackgroundCall
-    from rpcwheel._grpc.aio_interceptors import Interceptors
+    from rpcwheel._grpc.interceptors import InterceptorLists
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.timer.api import Timer
 
@@ -185,7 +185,7 @@ class _Pool(SubchannelPool[Subchannel]):
 
     def __init__(self, *args: Any, timer: Timer | None, **settings: Any) -> None:
         super().__init__(*args, timer=timer, **settings)
-        self.appended: Interceptors = {kind: [] for kind in Kind}
+        self.appended: InterceptorLists = {kind: [] for kind in Kind}
         """Interceptors that were appended to the lists of the channel; used on all subchannels."""
         self.jobs = _LoopJobs()
         self._prober = _Prober(self)

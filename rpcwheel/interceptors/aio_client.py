@@ -16,9 +16,8 @@ import grpc
 from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc import aio_multicallable
 from rpcwheel._grpc.aio_counted import begin_counted, begin_counted_awaited, count_end
-from rpcwheel._grpc.aio_interceptors import give_lists, lists_of
 from rpcwheel._grpc.calls import AIO_CLOSED, code_of
-from rpcwheel._grpc.interceptors import AIO_CHANNEL, Interceptors
+from rpcwheel._grpc.interceptors import AIO_CHANNEL, Interceptors, give_lists, lists_of
 from rpcwheel.call.aio_call import CallFactory, Delivery
 from rpcwheel.call.config import MAX_METHODS
 from rpcwheel.call.idempotency import IDEMPOTENCY_KEY

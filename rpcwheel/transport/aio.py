@@ -21,7 +21,6 @@ import grpc
 
 from rpcwheel._concurrency.loop import call_on_loop
 from rpcwheel._grpc.aio_finished import finished_call
-from rpcwheel._grpc.aio_interceptors import LISTS, Interceptors, give_lists, lists_of
 from rpcwheel._grpc.aio_multicallable import INTERFACES, Channel
 from rpcwheel._grpc.aio_relay import (
     RELAYS,
@@ -29,6 +28,7 @@ from rpcwheel._grpc.aio_relay import (
     Signal,
 )
 from rpcwheel._grpc.calls import AIO_CLOSED
+from rpcwheel._grpc.interceptors import LISTS, InterceptorLists, give_lists, lists_of
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.telemetry.tracing import begin_call as begin_traced_call
@@ -143,7 +143,7 @@ class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
     def _transport(self, channel: grpc.aio.Channel) -> AioTransport:
         return AioTransport(channel, self._now_ns)
 
-    def append_to(self, lists: Interceptors) -> None:
+    def append_to(self, lists: InterceptorLists) -> None:
         """Run the interceptors in these lists in all calls, after those of `connect`.
 
         The lists may be appended to later.
