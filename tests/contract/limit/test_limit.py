@@ -139,16 +139,6 @@ def test_a_stream_above_max_streams_is_refused_at_once(limited, kind):
     assert server.call(b"x", kind).result() in (b"x", [b"x"])
 
 
-def test_quick_calls_do_not_wait_for_slow_handlers_if_the_limit_is_adaptive(limited):
-    server = limited(limit=LimitPolicy(max_wait=LONG_S), workers=32)
-    limit = server.status.limit
-    server.held(*(b"hold %d" % number for number in range(limit)))
-    for _ in range(3):
-        assert server.call(b"other", method=OTHER).result() == b"other"
-    assert wait_until(lambda: server.status.running == limit)
-    server.waiting(b"later")
-
-
 # No end of a call leaves it counted
 
 
@@ -412,24 +402,6 @@ def test_a_method_with_a_rate_also_has_the_limit_of_the_server(limited):
     (waiting,) = server.waiting(b"later", method=OTHER)
     server.release(b"hold")
     assert waiting.result() == b"later"
-
-
-def test_the_limit_of_a_method_applies_in_addition(world, limited):
-    server = limited(
-        limit=LimitPolicy(max_concurrent=2, max_wait=LONG_S),
-        methods={OTHER: MethodPolicy(limit=1)},
-    )
-    held = server.call(b"hold other", method=OTHER)
-    server.wait_for(b"hold other")
-    (waiting,) = server.waiting(b"other", method=OTHER)
-    # It does not wait for a call of another method that can't run.
-    assert server.call(b"x").result() == b"x"
-    server.held(b"hold")
-    (last,) = server.waiting(b"last")
-    server.release(b"hold other")
-    for call in (held, waiting, last):
-        call.result()
-    assert server.began.index(b"other") < server.began.index(b"last")
 
 
 def test_other_methods_have_no_limit_if_only_one_has(limited):
