@@ -744,8 +744,6 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
 class _SilenceLimit:
     """A limit of the wait for a message."""
 
-    __slots__ = ("over", "timeout")
-
     def __init__(self) -> None:
         self.over = False
         self.timeout: Timeout | None = None

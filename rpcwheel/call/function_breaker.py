@@ -262,8 +262,6 @@ class _RunningCall:
     object. If it is dropped before its end, the call counts as canceled.
     """
 
-    __slots__ = ("_began_ns", "_coroutine", "_guard", "_token")
-
     kind: Final = ""
     """Of any kind; for `count_end`."""
 

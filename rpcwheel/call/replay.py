@@ -18,8 +18,6 @@ OVERHEAD: Final = 64
 class ReplayBuffer:
     """The messages of one request stream, up to a number of bytes."""
 
-    __slots__ = ("_bytes", "_limit", "complete", "error", "messages", "whole")
-
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._bytes = 0

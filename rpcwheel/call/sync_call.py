@@ -969,8 +969,6 @@ class CallAttempts:
 class _Reader:
     """A thread that waits for the next message of an attempt."""
 
-    __slots__ = ("attempt",)
-
     def __init__(self, attempt: AnyCall) -> None:
         self.attempt = attempt
 

@@ -295,8 +295,6 @@ class _InterceptedMulticallable:
 class _Succeeded:
     """A blocking attempt that has succeeded, for `failure_of`."""
 
-    __slots__ = ("call", "response")
-
     def __init__(self, response: Any, call: AnyCall) -> None:
         self.response = response
         self.call = call
