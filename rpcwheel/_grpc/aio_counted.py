@@ -124,11 +124,9 @@ def _code_for(counts: CallObserver, call: Any) -> str:
 class _CallEnd(CallEnd):
     """The end of a call, as a done-callback."""
 
-    __slots__ = ("_checks", "call")
-
     call: weakref.ref[Any]
     """gRPC's own call, which is not passed to this callback."""
-    _checks: int
+    _checks = 0
 
     def count_intercepted(self, task: asyncio.Task[Any]) -> None:
         """Count the end of the call that interceptors have returned."""
@@ -155,7 +153,7 @@ class _CallEnd(CallEnd):
 
     def _waits_for_status(self, call: Any) -> bool:
         """Whether the server's own status may still replace the one of `MADE_UP_DETAILS`."""
-        checks = getattr(self, "_checks", 0)
+        checks = self._checks
         try:
             if not has_made_up_status(call) or checks == len(STATUS_CHECK_DELAYS_S):
                 return False

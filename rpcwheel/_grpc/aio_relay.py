@@ -223,8 +223,6 @@ def cancel_count() -> int:
 class Signal:
     """Wakes all tasks that wait for it each time `notify` is called. For one event loop."""
 
-    __slots__ = ("_waiters",)
-
     def __init__(self) -> None:
         self._waiters: list[asyncio.Future[None]] = []
 
@@ -794,8 +792,6 @@ class _Messages:
     in a reference cycle with it, and a call that its caller leaves early would run until Python's
     collector finds the cycle.
     """
-
-    __slots__ = ("_call",)
 
     def __init__(self, call: ReadRelay) -> None:
         self._call = call

@@ -80,8 +80,6 @@ class _CallEnd(CallEnd):
     A call that is single-threaded runs its callbacks only while it is read.
     """
 
-    __slots__ = ("_status",)
-
     def __init__(self, counts: CallObserver, began_ns: Any, call: AnyCall) -> None:
         super().__init__(counts, began_ns)
         self._status = weak_status(call)

@@ -215,8 +215,6 @@ class _Responses(CountedMessages):
     if the client cancels the call while a response is in that queue, the thread stays blocked.
     """
 
-    __slots__ = ("_own", "_task")
-
     def __init__(
         self,
         responses: Iterator[object],

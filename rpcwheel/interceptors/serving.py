@@ -249,8 +249,6 @@ class ServedStream(CallEnd):
     its finalizer ends it.
     """
 
-    __slots__ = ("_code_of", "_context", "_lock", "_method", "_timeout")
-
     def __init__(
         self,
         method: ServedMethod,
