@@ -7,7 +7,7 @@ so both are unset after the call. Verified on grpcio 1.60 and 1.85;
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import grpc
 
@@ -91,7 +91,8 @@ def _wrap_unary(behavior: Behavior, method: ServedMethod) -> Behavior:
     def serve(request: object, context: grpc.ServicerContext) -> object:
         began_ns, timeout = method.begin(), None
         try:
-            _set_current(method, context)
+            if not method.set_current(context):
+                _refuse(context)
             timeout = method.start_slow_call_timeout()
             response = behavior(request, context)
         except BaseException as error:
@@ -107,7 +108,8 @@ def _wrap_unobserved(behavior: Behavior, method: ServedMethod) -> Behavior:
     """Wrap a behavior with a stream of responses whose end does not matter."""
 
     def serve(request: object, context: grpc.ServicerContext, *push: object) -> object:
-        _set_current(method, context)
+        if not method.set_current(context):
+            _refuse(context)
         return behavior(request, context, *push)
 
     return serve
@@ -117,7 +119,8 @@ def _wrap_iterator(behavior: Behavior, method: ServedMethod) -> Behavior:
     def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
         stream = ServedStream(method, context)
         try:
-            _set_current(method, context)
+            if not method.set_current(context):
+                _refuse(context)
             stream.start_timeout()
             responses: Iterator[object] = behavior(request, context)
         except BaseException as error:
@@ -142,7 +145,8 @@ def _wrap_pushing(behavior: Behavior, method: ServedMethod) -> Behavior:
             push(response)
 
         try:
-            _set_current(method, context)
+            if not method.set_current(context):
+                _refuse(context)
             stream.start_timeout()
             if not context.add_callback(stream.end_early):
                 stream.end_early()
@@ -154,12 +158,7 @@ def _wrap_pushing(behavior: Behavior, method: ServedMethod) -> Behavior:
     return serve
 
 
-def _set_current(method: ServedMethod, context: grpc.ServicerContext) -> None:
-    """Set the current deadline and criticality; end the call if its deadline has passed.
-
-    Raises:
-        Exception: That of `abort`.
-    """
-    if not method.set_current(context):
-        context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
-        raise AssertionError("unreachable: `abort` has raised")
+def _refuse(context: grpc.ServicerContext) -> NoReturn:
+    """End the call; raises, as `abort` does."""
+    context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
+    raise AssertionError("unreachable: `abort` has raised")
