@@ -142,19 +142,21 @@ def _wrap_async_generator(behavior: Behavior, method: ServedMethod) -> Behavior:
         request: object, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncGenerator[object, None]:
         stream = ServedStream(method, context)
+        responses: AsyncGenerator[object, None] | None = None
         try:
             if not method.set_deadline(context):
                 await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, DEADLINE_PASSED)
             stream.start_timeout()
-            responses: AsyncGenerator[object, None] = behavior(request, context)
-            try:
-                async for response in responses:
-                    yield response
-            finally:
-                await responses.aclose()
-        except BaseException as error:  # also `GeneratorExit`
+            responses = behavior(request, context)
+            async for response in responses:
+                yield response
+        except BaseException as error:
+            # After `GeneratorExit` the call has ended; the cleanup of the behavior may take long.
             stream.end(stream.code(error))
             raise
+        finally:
+            if responses is not None:
+                await responses.aclose()
         stream.end(stream.code())
 
     return serve
