@@ -404,6 +404,24 @@ def test_a_method_with_a_rate_also_has_the_limit_of_the_server(limited):
     assert waiting.result() == b"later"
 
 
+def test_the_limit_of_a_method_applies_in_addition(world, limited):
+    server = limited(
+        limit=LimitPolicy(max_concurrent=2, max_wait=LONG_S),
+        methods={OTHER: MethodPolicy(limit=1)},
+    )
+    held = server.call(b"hold other", method=OTHER)
+    server.wait_for(b"hold other")
+    (waiting,) = server.waiting(b"other", method=OTHER)
+    # It does not wait for a call of another method that can't run.
+    assert server.call(b"x").result() == b"x"
+    server.held(b"hold")
+    (last,) = server.waiting(b"last")
+    server.release(b"hold other")
+    for call in (held, waiting, last):
+        call.result()
+    assert server.began.index(b"other") < server.began.index(b"last")
+
+
 def test_other_methods_have_no_limit_if_only_one_has(limited):
     server = limited(methods={OTHER: MethodPolicy(limit=1)}, workers=3)
     server.call(b"hold other", method=OTHER)
