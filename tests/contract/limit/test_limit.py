@@ -139,6 +139,16 @@ def test_a_stream_above_max_streams_is_refused_at_once(limited, kind):
     assert server.call(b"x", kind).result() in (b"x", [b"x"])
 
 
+def test_quick_calls_do_not_wait_for_slow_handlers_if_the_limit_is_adaptive(limited):
+    server = limited(limit=LimitPolicy(max_wait=LONG_S), workers=32)
+    limit = server.status.limit
+    server.held(*(b"hold %d" % number for number in range(limit)))
+    for _ in range(3):
+        assert server.call(b"other", method=OTHER).result() == b"other"
+    assert wait_until(lambda: server.status.running == limit)
+    server.waiting(b"later")
+
+
 # No end of a call leaves it counted
 
 
