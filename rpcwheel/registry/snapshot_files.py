@@ -89,7 +89,7 @@ ROOT: Final = 0
 
 
 class _Kept(NamedTuple):
-    """The instances of a service that this process knows."""
+    """The instances of a service that is watched, or that are not written yet."""
 
     written_s: float
     instances: tuple[ServiceInstance, ...]
@@ -236,6 +236,11 @@ class SnapshotFiles:
                 if failed:
                     self._dirty |= failed
                     self._arm(RETRY_S)
+                self._kept = {
+                    service: entry
+                    for service, entry in self._kept.items()
+                    if entry.agrees is not None or service in self._dirty
+                }  # others are in their files
                 if any(entry.agrees is not None for entry in self._kept.values()):
                     self._arm(self._refresh_s)
 

@@ -460,6 +460,16 @@ def test_a_callback_that_returns_none_is_not_called_again(make, path, clock, tim
     assert len(asked) == 1
 
 
+def test_a_service_that_is_watched_no_more_takes_no_memory_when_it_is_written(make, clock):
+    """A process may look up ever new services."""
+    snapshots = make()
+    snapshots.keep(SERVICE, instances("a"))
+    snapshots.keep(BILLS, instances("b"), lambda: None)
+    clock.pass_time(1)
+    assert wait_until(lambda: not snapshots._kept)
+    assert snapshots.load(SERVICE).instances == instances("a")
+
+
 def test_one_of_several_processes_refreshes_an_entry(make, path, clock, timer):
     make().keep(SERVICE, instances("a"), lambda: True)
     clock.pass_time(1)
