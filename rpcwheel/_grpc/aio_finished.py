@@ -120,9 +120,28 @@ class FinishedCall(grpc.aio.Call):
     async def wait_for_connection(self) -> None:
         self._raise()
 
+    def failure(self) -> BaseException | None:
+        """Return what the call raises; None if it succeeded.
+
+        A status is a new object each time, as that of grpc.aio's calls. The call would be in a
+        cycle with an error that it keeps: by the traceback, in whose frames it is.
+        """
+        error = self.error
+        if type(error) is not grpc.aio.AioRpcError:
+            return error
+        copy = grpc.aio.AioRpcError.__new__(grpc.aio.AioRpcError)
+        vars(copy).update(vars(error))  # also notes, and the marks of `set_not_sent`
+        copy.__cause__, copy.__context__ = error.__cause__, error.__context__
+        copy.__suppress_context__ = error.__suppress_context__
+        return copy
+
     def _raise(self) -> None:
-        if self.error is not None:
-            raise self.error
+        failure = self.failure()
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # else a cycle: the error, its traceback, and this frame
 
 
 class _Awaited(FinishedCall):

@@ -107,7 +107,7 @@ def failure_of(call: Any) -> BaseException | None:
     if isinstance(call, Relay) and call.final is not None:
         return failure_of(call.final)  # its error has the marks of `set_not_sent`
     if isinstance(call, FinishedCall):
-        return call.error
+        return call.failure()
     code = run_without_waiting(call.code())
     if code is OK:
         return None
@@ -762,11 +762,14 @@ class ReadRelay(Relay):
         while call is self._attempt or (self._attempt is None and self._source is None):
             await self._wait_for_change()
         if call is self._source:
-            own = self._final.error if isinstance(self._final, FinishedCall) else None
+            own = self._final.failure() if isinstance(self._final, FinishedCall) else None
             failure = error if own is None else own
             if failure is not error:  # then it becomes the context of `failure`
                 error.__traceback__ = None  # it has the frames of this call and of its caller
-            raise failure from failure.__cause__  # None would delete its cause
+            try:
+                raise failure from failure.__cause__  # None would delete its cause
+            finally:
+                del error, own, failure  # else a cycle: the error, its traceback, and this frame
 
     async def _receive(self, call: Any) -> Any:
         if call is not self._messages_of:

@@ -217,7 +217,7 @@ class RetryingCall(Relay):
         self._factory = factory
         self._state = factory.state
         self._config = config
-        self._start = start
+        self._start: Any = start  # None after the end
         self._own_timeout = timeout
         self._metadata: Metadata | None = None if metadata is None else tuple(metadata)
         self._wait_for_ready = wait_for_ready
@@ -445,11 +445,13 @@ class RetryingCall(Relay):
     # --- The end ---
 
     def _release(self) -> None:
+        self._start = None  # a continuation of grpc.aio has its call, whose task has this one
         if self._slow is not None:
             self._slow.cancel()
             self._slow = None
         if self._attempts is not None:
             self._attempts.ended()
+            self._failed = None, None  # the traceback of the error may have frames of this call
         if self._wait is not None:
             self._wait.cancel()
             self._wait = None
@@ -695,14 +697,17 @@ class _HedgedCall(RetryingCall, AwaitedRelay, grpc.aio.UnaryUnaryCall[Any, Any])
             await attempt
         except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - for the caller
             error = raised
-        if attempt not in self._running:  # it was overtaken
-            return
-        self._running.remove(attempt)
-        if error is None:
-            self.finish(attempt)
-        else:
-            self.attempts.failed()
-            self._hedge_failed(attempt, error)
+        try:
+            if attempt not in self._running:  # it was overtaken
+                return
+            self._running.remove(attempt)
+            if error is None:
+                self.finish(attempt)
+            else:
+                self.attempts.failed()
+                self._hedge_failed(attempt, error)
+        finally:
+            del error  # else a cycle: the error, its traceback, and this frame
 
     def _has_begun(self, attempt: Any, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

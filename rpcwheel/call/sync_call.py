@@ -377,15 +377,19 @@ class ClientCall:
 
     def resume(self, call: AnyCall) -> AnyCall:
         """Wait for the end of an attempt and make the attempts that follow it."""
-        while (error := failure_of(call)) is not None:
-            attempts = self.attempts
-            attempts.failed()
-            attempts.decided(self.decide(error))
-            step = self._next_step(attempts)
-            if not isinstance(step, NextAttempt):
-                return self.end(call, error)
-            call = self.next_attempt(step)
-        return call
+        error: BaseException | None = None
+        try:
+            while (error := failure_of(call)) is not None:
+                attempts = self.attempts
+                attempts.failed()
+                attempts.decided(self.decide(error))
+                step = self._next_step(attempts)
+                if not isinstance(step, NextAttempt):
+                    return self.end(call, error)
+                call = self.next_attempt(step)
+            return call
+        finally:
+            del call, error  # else a cycle: the traceback of an attempt has this frame
 
     def _next_step(self, attempts: Attempts) -> Step | None:
         """Wait on this thread until the next attempt is due; Stop if there is none."""

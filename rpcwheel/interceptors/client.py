@@ -22,6 +22,7 @@ from rpcwheel._grpc.calls import (
     CLOSED,
     Details,
     InternalCallback,
+    failure_of,
     is_blocking_unary,
     outcome_of,
     reusable_metadata,
@@ -304,14 +305,20 @@ class _Succeeded:
 
 
 def _result(name: str, call: AnyCall) -> Any:
-    """Return what `__call__` or `with_call` returns for a call that has ended; raises its error."""
+    """Return what `__call__` or `with_call` returns for a call that has ended; raises its error.
+
+    The caller must keep no reference to a call that has failed, which may be the error.
+    """
     if isinstance(call, _Succeeded):
         return call.response if name == "__call__" else (call.response, call.call)
-    result = getattr(call, "result", None)
-    if result is None:
-        raise call  # an error of an inner interceptor that is not a call
-    response = result()
-    return response if name == "__call__" else (response, call)
+    error = failure_of(call)  # `result()` would raise it in a frame that keeps it
+    try:
+        if error is not None:
+            raise error
+        response = call.result()
+        return response if name == "__call__" else (response, call)
+    finally:
+        del call, error  # else a cycle: the error, its traceback, and this frame
 
 
 class _InterceptedUnaryUnary(_InterceptedMulticallable, multicallable.UnaryUnary):
@@ -355,7 +362,10 @@ class _InterceptedUnaryUnary(_InterceptedMulticallable, multicallable.UnaryUnary
         finally:
             if watch is not None:
                 watch.cancel()
-        return _result(name, call)
+        try:
+            return _result(name, call)
+        finally:
+            del call
 
     def _wait_hedged(self, name: str, request: Any, *options: Any) -> Any:
         """Make a call whose attempts run at the same time, on gRPC's threads."""
@@ -365,6 +375,8 @@ class _InterceptedUnaryUnary(_InterceptedMulticallable, multicallable.UnaryUnary
         except BaseException:  # such as KeyboardInterrupt
             call.cancel()
             raise
+        finally:
+            del call
 
 
 _MULTICALLABLES: Final = {

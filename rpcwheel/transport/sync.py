@@ -26,6 +26,7 @@ from rpcwheel._grpc.calls import (
     failure_of,
     has_ended,
     run_at_end,
+    value_of,
     was_not_invoked,
 )
 from rpcwheel._grpc.connectivity import (
@@ -329,8 +330,7 @@ class _ReconnectingMulticallable:
         try:
             return getattr(method, name)(request, *options)
         except grpc.RpcError as error:
-            code = getattr(error, "code", None)
-            transport.activity.saw_status(code() if callable(code) else None)
+            transport.activity.saw_status(value_of(error, "code"))  # a bound method would keep it
             raise
         except ValueError as error:
             if not channel.has_moved(transport, error):

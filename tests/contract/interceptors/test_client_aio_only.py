@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import weakref
 
 import grpc
 import pytest
@@ -14,7 +15,7 @@ from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, all_channels_but
 from fixtures.leaks import no_garbage_collector
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, aio_wait_until
-from fixtures.worlds import METHODS
+from fixtures.worlds import METHODS, each_kind
 from rpcwheel.call import CallPolicy, DeadlinePolicy, HedgingPolicy, RetryPolicy
 from rpcwheel.interceptors import aio
 
@@ -363,3 +364,35 @@ async def test_only_requests_that_may_be_sent_again_are_copied(own):
         member = channel.unary_unary(UNARY_UNARY, request_serializer=lambda _: b"x")
         assert await member(Dear()) == b"x"
         assert len(copied) == copies
+
+
+async def ended(multicallable, kind):
+    """Make a call to its end; return weak references to it and to its error."""
+    call = multicallable(b"x" if kind.startswith("unary") else iter([b"x"]))
+    try:
+        await (call if kind.endswith("unary") else read_all(call))
+    except grpc.RpcError as error:
+        return weakref.ref(call), weakref.ref(error)
+    return (weakref.ref(call),)
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "settings",
+    [{"retry": None, "throttle": 1.1}, {}, {"retry": None, "hedging": HEDGED.hedging}],
+    ids=["not sent", "retries", "hedging"],
+)
+async def test_a_failed_call_is_freed_without_the_collector(shop, channels, kind, settings):
+    """In a cycle it would keep the request, which may be large, while a server is down."""
+    channel = channels.retrying(**settings)
+    shop.then(*["UNAVAILABLE"] * 20)
+    with no_garbage_collector():
+        for _ in range(6):
+            left = await ended(getattr(channel, kind)(METHODS[kind]), kind)
+            assert await aio_wait_until(lambda left=left: not any(each() for each in left))
+
+
+async def test_a_call_is_freed_without_the_collector(shop, channels):
+    with no_garbage_collector():
+        (left,) = await ended(channels.retrying().unary_unary(UNARY_UNARY), "unary_unary")
+        assert await aio_wait_until(lambda: left() is None)

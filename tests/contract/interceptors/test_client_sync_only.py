@@ -14,10 +14,11 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.leaks import no_garbage_collector
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, Gate, in_thread, wait_until
-from fixtures.worlds import RETRY
-from rpcwheel.call import CallPolicy, DeadlinePolicy, DefaultResponsePolicy
+from fixtures.worlds import METHODS, RETRY
+from rpcwheel.call import CallPolicy, DeadlinePolicy, DefaultResponsePolicy, HedgingPolicy
 from rpcwheel.events import CallbackFailed, CallSlow, add_sink, remove_sink
 from rpcwheel.interceptors import client_interceptors, intercept_channel
+from rpcwheel.transport import ReconnectingChannel
 
 both = pytest.mark.parametrize("style", ["future", "stream"])
 
@@ -396,3 +397,26 @@ def test_a_callback_that_raises_or_blocks_affects_neither_channel_nor_calls(
     assert all(name.startswith("rpcwheel-worker") for name in threads)
     wait_until(lambda: sum(isinstance(event, CallbackFailed) for event in events) == 2)
     assert {one.callback for one in events.of(CallbackFailed)} == {"done callback"}
+
+
+@pytest.mark.parametrize("kind", ["unary_unary", "stream_unary"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"retry": None}, {}, {"retry": None, "hedging": HedgingPolicy(delay=30.0)}],
+    ids=["one attempt", "retries", "hedging"],
+)
+def test_the_error_of_a_blocking_call_is_freed_without_the_collector(shop, kind, settings):
+    """In a cycle it would keep the request, which may be large, while a server is down."""
+
+    def refused():
+        shop.then(*["UNAVAILABLE"] * 3)
+        request = b"x" if kind == "unary_unary" else iter([b"x"])
+        try:
+            return getattr(channel, kind)(METHODS[kind])(request)
+        except grpc.RpcError as error:
+            return weakref.ref(error)
+
+    policy = CallPolicy(**{"retry": RETRY, "idempotent": True} | settings)
+    with ReconnectingChannel(shop.target) as inner, no_garbage_collector():
+        channel = intercept_channel(inner, policy)
+        assert refused()() is None
