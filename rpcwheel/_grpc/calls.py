@@ -277,7 +277,7 @@ def outcome_of(call: AnyCall) -> tuple[Any, BaseException | None]:
     try:
         return call.result(timeout=0), None
     except Exception as error:  # noqa: BLE001 - also canceled, or of an interceptor
-        return None, error
+        return None, error.with_traceback(None)  # its frames would keep the call
 
 
 def has_status(error: BaseException) -> bool:

@@ -86,6 +86,7 @@ def _read(report: Report, ended_ns: int, future: Any) -> None:
         code = "CANCELLED"
     except Exception as error:  # noqa: BLE001 - also from the future of an interceptor
         code = status_name(error)
+        error.__traceback__ = None  # the error is the future, which its frames would keep
     report(ended_ns, code, response)
 
 

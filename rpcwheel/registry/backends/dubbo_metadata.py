@@ -152,6 +152,7 @@ class MetadataCache:
             reason = status.code().name
             if status.code() not in WITHOUT_ANSWER:
                 reason += f": {status.details()}"
+            error.__traceback__ = None  # the error is the call, which its frames would keep
         except grpc.FutureCancelledError:
             reason = "the registry was closed"
         except ValueError as error:

@@ -6,6 +6,7 @@ import weakref
 import grpc
 import pytest
 
+from fixtures.leaks import no_garbage_collector
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang, Silent
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import each_kind
@@ -17,6 +18,7 @@ from rpcwheel._grpc.calls import (
     is_blocking_unary,
     is_channel_closed_error,
     is_single_threaded,
+    outcome_of,
     run_at_end,
 )
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
@@ -50,6 +52,17 @@ def test_the_failure_of_a_canceled_call_does_not_keep_the_call(shop_channel):
     del call
     assert isinstance(failure, grpc.FutureCancelledError)
     assert left() is None
+
+
+def test_the_outcome_of_a_failed_call_does_not_keep_the_call(shop, shop_channel):
+    shop.then("UNAVAILABLE")
+    call = shop_channel.unary_unary(UNARY_UNARY).future(b"x")
+    assert call.exception() is call
+    left = weakref.ref(call)
+    with no_garbage_collector():
+        assert outcome_of(call) == (None, call)
+        del call
+        assert wait_until(lambda: left() is None)
 
 
 def test_only_failures_of_calls_have_a_status():

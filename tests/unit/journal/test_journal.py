@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 
@@ -10,6 +10,7 @@ import pytest
 
 from fixtures.journal_calls import new_call
 from fixtures.journals import store, stored
+from fixtures.leaks import no_garbage_collector
 from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import JournalError, JournalUnavailable
 from rpcwheel.events import JournalFailed, JournalRecovered
@@ -69,6 +70,26 @@ def test_a_call_that_is_not_stored_is_freed_without_the_garbage_collector(limit,
     finally:
         gc.enable()
         journal.close()
+
+
+def test_a_call_that_is_not_stored_in_time_is_freed_without_the_garbage_collector(tmp_path):
+    """Many calls may wait for an engine that hangs."""
+    journal = open_journal(f"sqlite:///{tmp_path}/calls.db")
+
+    def failed():
+        future = Future()
+        future.set_exception(JournalUnavailable("not stored"))
+        return future
+
+    def error_of(make):
+        try:
+            return journal.wait_until_stored(make(), 0)
+        except JournalError as error:
+            return weakref.ref(error)
+
+    with no_garbage_collector():
+        assert [error_of(make)() for make in (Future, failed)] == [None, None]
+    journal.close()
 
 
 def test_a_worker_is_released_before_its_use_of_the_journal_ends(tmp_path):
