@@ -28,25 +28,26 @@ class RequestStream:
     def __init__(self, requests: Iterator[Any], limit_bytes: int) -> None:
         self._requests = requests
         self.buffer = ReplayBuffer(limit_bytes)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered itself: see the module `executor`
+        self._changed = threading.Condition(self._lock)
         self._current: _AttemptRequests | None = None
         self._reading = False
 
     def for_attempt(self) -> Iterator[Any]:
         """Return an iterator over all requests for a new attempt. Those of earlier attempts end."""
-        with self._changed:
+        with self._lock:
             self._current = requests = _AttemptRequests(self, self.buffer.messages)
             self._changed.notify_all()
         return requests
 
     def close(self) -> None:
         """End the iterators of all attempts and free the messages: the call has ended."""
-        with self._changed:
+        with self._lock:
             self.buffer.drop()
             self._end_attempts()
 
     def _end_attempts(self) -> None:
-        with self._changed:
+        with self._lock:
             self._current = None
             self._changed.notify_all()
 
@@ -64,7 +65,7 @@ class RequestStream:
             drain = partial(copy_context().run, _drain, self.for_attempt())
             with contextlib.suppress(RuntimeError):  # no thread can be started
                 threading.Thread(target=drain, name="rpcwheel-requests", daemon=True).start()
-                with self._changed:
+                with self._lock:
                     self._changed.wait_for(lambda: buffer.is_over, read_timeout_s(left_s))
             self._end_attempts()  # the thread then reads no further message
         return buffer.messages if buffer.has_all else None
@@ -72,7 +73,7 @@ class RequestStream:
     def next_for(self, attempt: _AttemptRequests) -> Any:
         """Return the next message for an attempt; blocks until there is one."""
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(partial(self._may_continue, attempt))
                 if self._current is not attempt:
                     raise StopIteration
@@ -98,7 +99,7 @@ class RequestStream:
             complete = True
         except BaseException as raised:  # noqa: BLE001 - raised by the current attempt
             error = raised
-        with self._changed:
+        with self._lock:
             self._reading = False
             self.buffer.error = error
             self.buffer.complete = complete

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from fixtures.counted_messages import CountedMessage
-from fixtures.timers import no_new_threads
+from fixtures.interrupts import interrupted_at_each_call
+from fixtures.timers import no_new_threads, run_threads
 from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel._concurrency.executor import SHARED_THREADS
 from rpcwheel._grpc.calls import Details
@@ -35,6 +36,18 @@ def test_only_the_current_attempt_gets_messages():
     second = requests.for_attempt()
     assert list(first) == []
     assert list(second) == [b"a", b"b"]
+
+
+def test_other_threads_read_requests_after_a_method_that_was_interrupted():
+    """Else gRPC's thread that sends the requests would wait forever."""
+
+    def use():
+        requests.for_attempt()
+        requests.close()
+
+    requests = RequestStream(iter([b"a"]), 1000)
+    for _ in interrupted_at_each_call(use):
+        run_threads(requests.close)
 
 
 def test_a_message_read_by_an_earlier_attempt_goes_to_the_current_one():
