@@ -601,6 +601,7 @@ class AwaitedRelay(Relay):
                     continue
                 task = asyncio.current_task()
                 cancels = 0 if task is None else task.cancelling()  # `cancel_count`
+                del task  # it keeps the error if it is canceled, and the error this frame
                 try:
                     response = yield from call.__await__()
                 except asyncio.CancelledError:

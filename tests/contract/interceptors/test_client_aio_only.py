@@ -396,3 +396,23 @@ async def test_a_call_is_freed_without_the_collector(shop, channels):
     with no_garbage_collector():
         (left,) = await ended(channels.retrying().unary_unary(UNARY_UNARY), "unary_unary")
         assert await aio_wait_until(lambda: left() is None)
+
+
+async def test_a_call_whose_task_is_canceled_is_freed_without_the_collector(shop, channels):
+    """As by `asyncio.wait_for`. In a cycle it would keep the request."""
+    shop.then(Hang())
+    multicallable = channels.retrying().unary_unary(UNARY_UNARY)
+    calls = []
+
+    async def wait():
+        call = multicallable(b"x")
+        calls.append(weakref.ref(call))
+        await call
+
+    with no_garbage_collector():
+        task = asyncio.create_task(wait())
+        assert await aio_wait_until(lambda: shop.calls)
+        task.cancel()
+        await asyncio.wait([task])
+        del task
+        assert await aio_wait_until(lambda: calls[0]() is None)
