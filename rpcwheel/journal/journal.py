@@ -140,22 +140,18 @@ class Journal:
             JournalFull, JournalUnavailable, JournalRefused: It was not stored.
             JournalOutcomeUnknown: It may have been stored, or be stored later.
         """
+        error: JournalUnavailable | None = None
         try:
             with suppress(TimeoutError):
                 return future.result(wait_s)
-            is_begun = not future.cancel()
+            error = self._no_answer(is_begun=not future.cancel())
             if future.done() and not future.cancelled():  # now
                 return future.result()
+            # A later read shows that the engine answers again, and may end the outage.
+            self.outage.failed(error, writes=False)
+            raise error
         finally:
-            del future  # else a cycle: its error, the traceback, and this frame
-        raise self._not_in_time(is_begun=is_begun)
-
-    def _not_in_time(self, *, is_begun: bool) -> JournalUnavailable:
-        """Note that a call was not stored in time, and return the error of its caller."""
-        error = self._no_answer(is_begun=is_begun)
-        # A later read shows that the engine answers again, and may end the outage.
-        self.outage.failed(error, writes=False)
-        return error
+            del future, error  # else a cycle: the error, its traceback, and this frame
 
     def append_now(self, call: NewCall, limit: int) -> int:
         """Store a call, and return its id when it is durable. Blocks for `url.timeout_s` at most.
