@@ -3,14 +3,12 @@
 import contextlib
 import threading
 import time
-import weakref
 
 import grpc
 import pytest
 
 from fixtures.client_interceptors import interceptor
 from fixtures.heartbeats import CHECK, NOT_SERVING, advance_until, wait_until_bookkeeping_is_done
-from fixtures.leaks import no_garbage_collector
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import only_sync
 from rpcwheel.events import TaskSlow, add_sink, remove_sink
@@ -47,28 +45,6 @@ def test_code_of_the_user_and_reconnects_run_on_worker_threads(server, channel, 
     with manager:
         assert heartbeat.state is not HeartbeatState.CLOSED
     assert heartbeat.state is HeartbeatState.CLOSED
-
-
-def test_a_heartbeat_that_is_not_answered_is_freed_without_the_garbage_collector(server, manager):
-    """In a cycle it would live until the interpreter ends, where its finalizer can hang."""
-    calls = []
-
-    def note(continuation, details, request):
-        call = continuation(details, request)
-        calls.append(weakref.ref(call))
-        return call
-
-    def connect(options):
-        return grpc.intercept_channel(
-            grpc.insecure_channel(server.target, options), interceptor(note)
-        )
-
-    server.kill()
-    with ReconnectingChannel(server.target, connect=connect) as channel, no_garbage_collector():
-        heartbeat = manager.attach(channel)
-        heartbeat.beat()
-        assert wait_until(lambda: heartbeat.misses)
-        assert wait_until(lambda: calls[0]() is None)
 
 
 def test_interceptors_that_hang_do_not_delay_the_timer(server):

@@ -1,7 +1,7 @@
 """How calls of `grpc` are read: their style, their end, their failure."""
 
-import functools
 import weakref
+from functools import partial
 
 import grpc
 import pytest
@@ -23,11 +23,13 @@ from rpcwheel._grpc.calls import (
 )
 from rpcwheel._grpc.finished import FinishedError, FinishedResponse
 from rpcwheel.admission.method import MethodAdmission
+from rpcwheel.heartbeat.sync import _read
+from rpcwheel.registry.backends.dubbo_metadata import MetadataCache
 
 
 def test_the_style_of_a_continuation_that_is_not_grpcs_is_unknown():
     assert is_blocking_unary(lambda details, request: None) is None
-    assert is_blocking_unary(functools.partial(print)) is None
+    assert is_blocking_unary(partial(print)) is None
 
 
 def test_the_failure_of_a_call_is_found_for_all_forms_of_calls(shop_channel):
@@ -54,13 +56,21 @@ def test_the_failure_of_a_canceled_call_does_not_keep_the_call(shop_channel):
     assert left() is None
 
 
-def test_the_outcome_of_a_failed_call_does_not_keep_the_call(shop, shop_channel):
+def dubbo_metadata(call):
+    cache = MetadataCache(1.0, lambda: None)
+    cache._call = lambda *_: call.result()
+    assert "UNAVAILABLE" in cache._answer_of(("app", "1"), "localhost", 1)
+
+
+@pytest.mark.parametrize("read", [outcome_of, partial(_read, print, 0), dubbo_metadata])
+def test_what_reads_a_failed_call_does_not_keep_the_call(shop, shop_channel, read):
+    """Probes, heartbeats, and calls for Dubbo's metadata; else as above."""
     shop.then("UNAVAILABLE")
     call = shop_channel.unary_unary(UNARY_UNARY).future(b"x")
     assert call.exception() is call
     left = weakref.ref(call)
     with no_garbage_collector():
-        assert outcome_of(call) == (None, call)
+        read(call)
         del call
         assert wait_until(lambda: left() is None)
 
