@@ -64,6 +64,21 @@ def refused_by(refusal: FailbackError, error: BaseException) -> grpc.aio.AioRpcE
     return refused
 
 
+def _copy(error: BaseException) -> BaseException:
+    """Copy a status, as grpc.aio makes a new one each time that it raises it.
+
+    A call would be in a cycle with a status that it keeps and raises: by the frames.
+    """
+    kind = type(error)
+    if kind is not grpc.aio.AioRpcError and not isinstance(error, _Refused):
+        return error
+    copy = kind.__new__(kind)
+    vars(copy).update(vars(error))  # also notes, and the marks of `set_not_sent`
+    copy.__cause__, copy.__context__ = error.__cause__, error.__context__
+    copy.__suppress_context__ = error.__suppress_context__
+    return copy.with_traceback(error.__traceback__)  # of an interceptor
+
+
 class FinishedCall(grpc.aio.Call):
     """A call that has ended. Made by `finished_call` and `failed_call`."""
 
@@ -121,27 +136,12 @@ class FinishedCall(grpc.aio.Call):
         self._raise()
 
     def failure(self) -> BaseException | None:
-        """Return what the call raises; None if it succeeded.
-
-        A status is a new object each time, as that of grpc.aio's calls. The call would be in a
-        cycle with an error that it keeps: by the traceback, in whose frames it is.
-        """
-        error = self.error
-        if type(error) is not grpc.aio.AioRpcError:
-            return error
-        copy = grpc.aio.AioRpcError.__new__(grpc.aio.AioRpcError)
-        vars(copy).update(vars(error))  # also notes, and the marks of `set_not_sent`
-        copy.__cause__, copy.__context__ = error.__cause__, error.__context__
-        copy.__suppress_context__ = error.__suppress_context__
-        return copy
+        """Return the exception that the call raises; None if it succeeded."""
+        return None if self.error is None else _copy(self.error)
 
     def _raise(self) -> None:
-        failure = self.failure()
-        try:
-            if failure is not None:
-                raise failure
-        finally:
-            del failure  # else a cycle: the error, its traceback, and this frame
+        if self.error is not None:
+            raise _copy(self.error)  # in no variable: this frame would be in a cycle with it
 
 
 class _Awaited(FinishedCall):

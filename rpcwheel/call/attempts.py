@@ -596,7 +596,7 @@ class Attempts:
         `outcome` is what the queue has returned, or what it or user code has raised.
         """
         if isinstance(outcome, FailbackError):
-            return outcome
+            return outcome.with_traceback(None)  # its frames have the caller's, which has it
         if isinstance(outcome, Exception):  # a user's predicate, wait object or request
             emit(CallbackFailed(self._method, "failback", outcome))
             error.add_note(f"{self._method}: not queued by failback: {outcome}")

@@ -282,6 +282,7 @@ class FailbackQueue:
         try:
             append()
         except FailbackError as error:
+            error.__traceback__ = None  # its frames have `append`, whose future has the error
             if isinstance(error, FailbackFull) and self.policy.overflow == "drop":
                 self.calls.count("dropped")
                 emit(FailbackDropped(self.name, call.label, call.error, self.pending))

@@ -17,6 +17,7 @@ from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, 
 from fixtures.waiting import WAIT_S, aio_wait_until
 from fixtures.worlds import METHODS, each_kind
 from rpcwheel.call import CallPolicy, DeadlinePolicy, HedgingPolicy, RetryPolicy
+from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import aio
 
 PATIENT = RetryPolicy(retry_on="UNAVAILABLE", backoff=30.0, retry_budget=None)
@@ -379,12 +380,20 @@ async def ended(multicallable, kind):
 @each_kind
 @pytest.mark.parametrize(
     "settings",
-    [{"retry": None, "throttle": 1.1}, {}, {"retry": None, "hedging": HEDGED.hedging}],
-    ids=["not sent", "retries", "hedging"],
+    [
+        pytest.param({"retry": None, "throttle": 1.1}, id="not sent"),
+        pytest.param({}, id="retries"),
+        pytest.param({"retry": None, "hedging": HEDGED.hedging}, id="hedging"),
+        pytest.param(
+            {"retry": None, "failback": FailbackPolicy(retry_on="UNAVAILABLE")}, id="refused"
+        ),
+    ],
 )
 async def test_a_failed_call_is_freed_without_the_collector(shop, channels, kind, settings):
     """In a cycle it would keep the request, which may be large, while a server is down."""
-    channel = channels.retrying(**settings)
+    queues = aio.FailbackQueues()
+    await queues.close()
+    channel = channels.retrying(**settings, queues=queues)
     shop.then(*["UNAVAILABLE"] * 20)
     with no_garbage_collector():
         for _ in range(6):

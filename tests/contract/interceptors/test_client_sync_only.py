@@ -17,7 +17,8 @@ from fixtures.waiting import WAIT_S, Gate, in_thread, wait_until
 from fixtures.worlds import METHODS, RETRY
 from rpcwheel.call import CallPolicy, DeadlinePolicy, DefaultResponsePolicy, HedgingPolicy
 from rpcwheel.events import CallbackFailed, CallSlow, add_sink, remove_sink
-from rpcwheel.interceptors import client_interceptors, intercept_channel
+from rpcwheel.failback import FailbackPolicy
+from rpcwheel.interceptors import FailbackQueues, client_interceptors, intercept_channel
 from rpcwheel.transport import ReconnectingChannel
 
 both = pytest.mark.parametrize("style", ["future", "stream"])
@@ -402,8 +403,14 @@ def test_a_callback_that_raises_or_blocks_affects_neither_channel_nor_calls(
 @pytest.mark.parametrize("kind", ["unary_unary", "stream_unary"])
 @pytest.mark.parametrize(
     "settings",
-    [{"retry": None}, {}, {"retry": None, "hedging": HedgingPolicy(delay=30.0)}],
-    ids=["one attempt", "retries", "hedging"],
+    [
+        pytest.param({"retry": None}, id="one attempt"),
+        pytest.param({}, id="retries"),
+        pytest.param({"retry": None, "hedging": HedgingPolicy(delay=30.0)}, id="hedging"),
+        pytest.param(
+            {"retry": None, "failback": FailbackPolicy(retry_on="UNAVAILABLE")}, id="refused"
+        ),
+    ],
 )
 def test_the_error_of_a_blocking_call_is_freed_without_the_collector(shop, kind, settings):
     """In a cycle it would keep the request, which may be large, while a server is down."""
@@ -417,6 +424,8 @@ def test_the_error_of_a_blocking_call_is_freed_without_the_collector(shop, kind,
             return weakref.ref(error)
 
     policy = CallPolicy(**{"retry": RETRY, "idempotent": True} | settings)
+    queues = FailbackQueues()
+    queues.close()
     with ReconnectingChannel(shop.target) as inner, no_garbage_collector():
-        channel = intercept_channel(inner, policy)
+        channel = intercept_channel(inner, policy, queues=queues)
         assert refused()() is None

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from fixtures.rpc_errors import CodeOnly
-from rpcwheel._grpc.aio_finished import failed_call, finished_call, refused_by
+from rpcwheel._grpc.aio_finished import failed_call, failed_with, finished_call, refused_by
 from rpcwheel._grpc.aio_relay import WouldBlockError, failure_of, has_ended, run_without_waiting
 from rpcwheel._grpc.calls import CANCELLED_HERE, aio_metadata
 from rpcwheel.errors import REFUSALS
@@ -49,6 +49,19 @@ async def test_a_failed_call_raises_its_status(kind):
             await ask()
         assert caught.value.details() == "gone"
     assert failure_of(call).code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_the_status_of_an_interceptor_has_its_frames_each_time_it_is_raised():
+    def intercept():
+        raise failed_with(grpc.StatusCode.NOT_FOUND, "gone")
+
+    with pytest.raises(grpc.RpcError) as raised:
+        intercept()
+    call = failed_call(Kind.UNARY_UNARY, raised.value)
+    for _ in range(2):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert [each.name for each in caught.traceback].count("intercept") == 1
 
 
 async def test_a_call_canceled_on_this_side_raises_cancelled_error():
