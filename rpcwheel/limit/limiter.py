@@ -185,6 +185,10 @@ class CallQueue:
             criticality: deque() for criticality in sorted(Criticality, reverse=True)
         }
         """Those of each criticality in the order of their arrival; the most critical first."""
+        self.methods: set[LimitedMethod] = set()
+        """The methods of which calls wait."""
+        self.expires_ns = NEVER
+        """No waiting call has an earlier deadline."""
         self.total = 0
         self.streams = 0
         self.quick = 0
@@ -195,6 +199,8 @@ class CallQueue:
     def append(self, call: LimitedCall) -> None:
         """Add a call that has arrived."""
         self.levels[call.criticality].append(call)
+        self.methods.add(call.method)
+        self.expires_ns = min(self.expires_ns, call.deadline_ns)
         self._count(call, 1)
 
     def pop(self, calls: deque[LimitedCall], position: int = 0) -> LimitedCall:
@@ -202,6 +208,8 @@ class CallQueue:
         call = calls[position]
         del calls[position]
         self._count(call, -1)
+        if not call.method.waiting:
+            self.methods.discard(call.method)
         return call
 
     def has_more_critical(self, criticality: Criticality) -> bool:
@@ -318,7 +326,7 @@ class Limiter:
             return False
         # It overtakes only calls that can't run: others were started by `take`. (In a pause, a
         # stream also overtakes streams that could run.)
-        if (method.is_stream or not must_wait) and self._has_room(call):
+        if (method.is_stream or not must_wait) and self._has_room(method):
             self._count_started(call, now_ns)
             return True
         if method.is_stream and self.streams >= self._max_streams:
@@ -397,24 +405,34 @@ class Limiter:
         if not may_run and not self._queue.streams:
             return None
         ahead = 0
-        for criticality, calls in self._queue.levels.items():
-            ahead += len(calls)
-            newest_first = criticality <= self._late and self.limit < ahead == self._queue.total
-            call = self._take_from(calls, now_ns, newest_first=newest_first)
-            if call is not None:
-                return call
+        queue = self._queue
+        rooms = {method for method in queue.methods if self._has_room(method)}
+        if rooms or now_ns >= queue.expires_ns:  # else thousands may wait for their own method
+            for criticality, calls in queue.levels.items():
+                ahead += len(calls)
+                newest_first = criticality <= self._late and self.limit < ahead == queue.total
+                call = self._take_from(calls, now_ns, rooms, newest_first=newest_first)
+                if call is not None:
+                    return call
+            waiting = (call.deadline_ns for calls in queue.levels.values() for call in calls)
+            queue.expires_ns = min(waiting, default=NEVER)
         if self.running < self.limit:
             self._end_lateness(now_ns)
         return None
 
     def _take_from(
-        self, calls: deque[LimitedCall], now_ns: int, *, newest_first: bool
+        self,
+        calls: deque[LimitedCall],
+        now_ns: int,
+        rooms: set[LimitedMethod],
+        *,
+        newest_first: bool,
     ) -> LimitedCall | None:
-        """Return the first of these calls that may run, and remove those without time."""
+        """Return the first of these calls whose method has room, and remove those without time."""
         position, step = (len(calls) - 1, -1) if newest_first else (0, 1)
         while 0 <= position < len(calls):
             call = calls[position]
-            has_room = self._has_room(call)
+            has_room = call.method in rooms
             if has_room or call.deadline_ns <= now_ns:
                 self.refuse_without_time(call, now_ns)
             if has_room and call.refused is None:
@@ -509,9 +527,8 @@ class Limiter:
         """
         return self._adaptive is not None and max(self._quick, self.extra) < self.limit
 
-    def _has_room(self, call: LimitedCall) -> bool:
-        """Whether a call may run now."""
-        method = call.method
+    def _has_room(self, method: LimitedMethod) -> bool:
+        """Whether a call of a method may run now."""
         running = self.running + self.extra + self.streams
         if running >= self.threads or method.running >= method.maximum:
             return False

@@ -117,6 +117,23 @@ def test_the_newest_call_that_may_run_is_taken_past_newer_ones_that_wait_for_the
     assert server.end(second) == ["b"]
 
 
+def test_the_end_of_a_call_costs_the_same_however_many_wait_for_the_limit_of_another_method():
+    server, looks = Server(max_concurrent=3), []
+    rare = LimitedMethod(is_stream=False, maximum=1)
+    server.running("rare", rare)
+    other = server.running("other")
+
+    class Watched(LimitedCall):
+        deadline_ns = property(lambda call: looks.append(call) or math.inf, lambda *_: None)
+
+    for _ in range(100):
+        assert not server.limiter.arrive(Watched(None, rare, CRITICAL, ""), server.now_ms * MS)
+    looks.clear()
+    server.limiter.ended(other, 0, server.now_ms * MS, 0)
+    assert server.limiter.take(server.now_ms * MS) is None
+    assert not looks
+
+
 def test_the_wait_begins_anew_when_no_call_has_waited_for_a_moment():
     server = Server(max_concurrent=1, max_wait=1.0)
     first = server.running("first")
