@@ -8,7 +8,6 @@ elapsed time is an argument.
 
 from __future__ import annotations
 
-import inspect
 import os
 import random
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from tenacity.stop import stop_base
 from tenacity.wait import wait_base
 
 from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.errors import ConfigurationError, safe_repr
+from rpcwheel.errors import ConfigurationError, is_coroutine_function, safe_repr
 
 if TYPE_CHECKING:
     from tenacity.stop import StopBaseT
@@ -239,7 +238,7 @@ def check_wait(
         ConfigurationError: NaN or negative seconds.
     """
     no_waits = (type, stop_base, retry_base)
-    if callable(wait) and not (isinstance(wait, no_waits) or inspect.iscoroutinefunction(wait)):
+    if callable(wait) and not (isinstance(wait, no_waits) or is_coroutine_function(wait)):
         return wait
     if not isinstance(wait, (int, float, timedelta)) or isinstance(wait, bool):
         raise TypeError(f"{subject} must be {allowed}, not {wait!r}")
@@ -255,7 +254,7 @@ def _check_stop(stop: StopBaseT | None) -> StopBaseT | None:
     no_stops = (type, wait_base, retry_base)
     if stop is None or (
         callable(candidate)
-        and not (isinstance(candidate, no_stops) or inspect.iscoroutinefunction(candidate))
+        and not (isinstance(candidate, no_stops) or is_coroutine_function(candidate))
     ):
         return stop
     raise TypeError(

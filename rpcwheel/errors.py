@@ -33,6 +33,7 @@ An argument of the wrong type raises the built-in `TypeError`, because that is a
 code.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Hashable
 from functools import partial, wraps
@@ -326,6 +327,24 @@ def short_repr(value: object) -> str:
 # --- How objects and methods are named in messages ---
 
 C = TypeVar("C")
+
+
+def is_coroutine_function(function: object) -> bool:
+    """Whether calls of a function must be awaited; also of an object with `async def __call__`."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - not whether it is callable
+    )
+
+
+def check_callback(function: object, subject: str, form: str) -> None:
+    """Raise `TypeError` if a function of the user cannot be called as `form` says."""
+    if not callable(function):
+        raise TypeError(f"{subject} must be callable as {form}, not {function!r}")
+    if is_coroutine_function(function):
+        raise TypeError(
+            f"{subject} must be a plain function, called as {form}, not a coroutine function; to "
+            "run a coroutine, create a task in it"
+        )
 
 
 def public_name(name: str) -> Callable[[type[C]], type[C]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from rpcwheel.errors import check_callback
 from rpcwheel.events import CallbackFailed, emit
 
 if TYPE_CHECKING:
@@ -50,13 +50,6 @@ def callable_name(function: object) -> str:
     return type(function).__name__
 
 
-def is_coroutine_function(function: object) -> bool:
-    """Whether calls of a function must be awaited; also of an object with `async def __call__`."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - not whether it is callable
-    )
-
-
 def weak_callback(method: Callable[..., object], *args: object) -> Callable[..., None]:
     """Return a function that calls a bound method as long as the method's object exists.
 
@@ -90,10 +83,9 @@ class CloseCallbacks:
         """Call `callback()` on close, or now if closed. Returns a function that removes it.
 
         Raises:
-            TypeError: It is not callable.
+            TypeError: It is not callable, or a coroutine function.
         """
-        if not callable(callback):
-            raise TypeError(f"callback must be callable as callback(), not {callback!r}")
+        check_callback(callback, "callback", "callback()")
         with self._lock:
             closed = self._closed
             if not closed:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Pro
 
 from rpcwheel._concurrency.callbacks import CloseCallbacks, run_callback, weak_callback
 from rpcwheel.durations import NEVER, to_ns, to_seconds
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, check_callback
 from rpcwheel.events import CallbackFailed, StaleInstancesKept, emit
 from rpcwheel.telemetry import components
 from rpcwheel.timer.manual import checked_timer, clock_of
@@ -747,8 +747,8 @@ def subchannel_options(options: object) -> list[tuple[str, Any]]:
 
 
 def _checked_callback(callback: Any, name: str) -> Any:
-    if callback is not None and not callable(callback):
-        raise TypeError(f"{name} must be callable as {name}(subchannel), not {callback!r}")
+    if callback is not None:
+        check_callback(callback, name, f"{name}(subchannel)")
     return callback
 
 

@@ -28,7 +28,7 @@ from typing import (
 import grpc
 import grpc.aio
 
-from rpcwheel._concurrency.callbacks import callable_name, is_coroutine_function
+from rpcwheel._concurrency.callbacks import callable_name
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
 from rpcwheel._grpc import aio_relay, calls
 from rpcwheel._grpc.aio_counted import count_end
@@ -37,7 +37,7 @@ from rpcwheel.admission.circuit import FUNCTION, CircuitBreaker
 from rpcwheel.admission.method import MethodAdmissionStatus
 from rpcwheel.admission.policy import BreakerPolicy
 from rpcwheel.durations import to_seconds
-from rpcwheel.errors import BreakerOpen, ConfigurationError, short_repr
+from rpcwheel.errors import BreakerOpen, ConfigurationError, is_coroutine_function, short_repr
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.telemetry import components
 from rpcwheel.timer.manual import checked_timer, clock_of

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import tenacity
 from tenacity import retry_base
 
-from rpcwheel._concurrency.callbacks import is_coroutine_function
 from rpcwheel.backoff import failed_state
-from rpcwheel.errors import ConfigurationError
+from rpcwheel.errors import ConfigurationError, is_coroutine_function
 from rpcwheel.rpc import CODES, checked_code
 
 if TYPE_CHECKING:

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from rpcwheel.errors import check_callback
+
 from .events import Event
 from .log import log_event
 
@@ -54,10 +56,9 @@ class SinkList:
                 If it raises an exception, that is logged once, and it is still called.
 
         Raises:
-            TypeError: `sink` is not callable.
+            TypeError: `sink` is not callable, or a coroutine function.
         """
-        if not callable(sink):
-            raise TypeError(f"a sink must be callable as sink(event), not {sink!r}")
+        check_callback(sink, "a sink", "sink(event)")
         with self._lock:
             if sink not in self._sinks:
                 self._sinks = (*self._sinks, sink)

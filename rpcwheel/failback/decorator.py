@@ -26,9 +26,9 @@ from typing import (
     overload,
 )
 
-from rpcwheel._concurrency.callbacks import is_coroutine_function
 from rpcwheel._concurrency.loop import running_loop
 from rpcwheel.call.failback_policy import FailbackPolicy
+from rpcwheel.errors import is_coroutine_function
 from rpcwheel.timer.manual import checked_timer
 
 from . import aio, sync

@@ -6,9 +6,8 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
-from rpcwheel._concurrency.callbacks import is_coroutine_function
 from rpcwheel._concurrency.executor import EXECUTOR
-from rpcwheel.errors import ConfigurationError, public_name, safe_repr
+from rpcwheel.errors import ConfigurationError, is_coroutine_function, public_name, safe_repr
 
 from .queue import FailbackQueue, refuse_inside
 from .queued_call import definition_of, label_of

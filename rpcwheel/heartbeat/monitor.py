@@ -24,17 +24,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
 import grpc
 
-from rpcwheel._concurrency.callbacks import (
-    is_coroutine_function,
-    run_callback,
-    weak_callback,
-)
+from rpcwheel._concurrency.callbacks import run_callback, weak_callback
 from rpcwheel._concurrency.executor import reset_after_fork
 from rpcwheel._concurrency.exiting import BACKGROUND
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel.backoff import RANDOM
 from rpcwheel.durations import NEVER, to_seconds
-from rpcwheel.errors import TimerStopped, public_name, safe_repr
+from rpcwheel.errors import TimerStopped, is_coroutine_function, public_name, safe_repr
 from rpcwheel.events import CallbackFailed, ConnectionDead, Event, ExecutorRejected, emit
 from rpcwheel.telemetry import components
 from rpcwheel.telemetry.tracing import add_to_calls

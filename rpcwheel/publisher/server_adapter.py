@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rpcwheel._concurrency.callbacks import is_coroutine_function
 from rpcwheel._grpc.serving import is_running, services_of
+from rpcwheel.errors import is_coroutine_function
 
 if TYPE_CHECKING:
     import threading

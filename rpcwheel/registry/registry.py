@@ -11,7 +11,6 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from rpcwheel._concurrency.callbacks import is_coroutine_function
 from rpcwheel._concurrency.closing import Closing
 from rpcwheel.durations import positive_ns, to_ns, to_seconds
 from rpcwheel.errors import (
@@ -21,6 +20,7 @@ from rpcwheel.errors import (
     RegistryError,
     RegistryRefused,
     RegistryUnavailable,
+    is_coroutine_function,
     public_name,
     safe_repr,
     short_repr,

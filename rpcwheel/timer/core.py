@@ -19,6 +19,7 @@ from rpcwheel.errors import (
     ConfigurationError,
     TimerStopped,
     TooManyTimeouts,
+    check_callback,
     safe_repr,
     time_text,
 )
@@ -362,5 +363,5 @@ def _check(max_pending: int | None, executor: Executor | None, on_error: OnError
         raise TypeError(
             f"executor must have submit(), as concurrent.futures executors have; not {executor!r}"
         )
-    if on_error is not None and not callable(on_error):
-        raise TypeError(f"on_error must be callable as on_error(timeout, error); not {on_error!r}")
+    if on_error is not None:
+        check_callback(on_error, "on_error", "on_error(timeout, error)")

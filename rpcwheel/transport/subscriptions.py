@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from rpcwheel._concurrency.callbacks import run_callback, weak_callback
 from rpcwheel._concurrency.notifications import NotificationQueue
 from rpcwheel._grpc.connectivity import wait_for_polling_end
+from rpcwheel.errors import check_callback
 from rpcwheel.events import CallbackFailed, emit
 
 if TYPE_CHECKING:
@@ -89,10 +90,9 @@ class StateSubscribers:
             try_to_connect: Whether the channel connects if it is IDLE.
 
         Raises:
-            TypeError: `callback` is not callable.
+            TypeError: `callback` is not callable, or a coroutine function.
         """
-        if not callable(callback):
-            raise TypeError(f"callback must be callable as callback(state), not {callback!r}")
+        check_callback(callback, "callback", "callback(state)")
         subscriber = Subscriber(callback, connects=try_to_connect)
         with self._lock:
             if self._closed:

@@ -140,11 +140,13 @@ def test_an_invalid_result_of_a_wait_object_is_refused(result, error, said):
 
 @pytest.mark.parametrize("setting", ["wait", "stop"])
 def test_coroutine_functions_are_refused(setting):
-    async def later(_):
-        return 5
+    class Later:
+        async def __call__(self, _):
+            return 5
 
-    with pytest.raises(TypeError, match=f"{setting} must be .* a tenacity {setting} object"):
-        Backoff(**{setting: later})
+    for later in Later().__call__, Later():
+        with pytest.raises(TypeError, match=f"{setting} must be .* a tenacity {setting} object"):
+            Backoff(**{setting: later})
 
 
 def test_the_repr_of_a_backoff_shows_its_settings():
