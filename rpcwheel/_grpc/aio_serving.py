@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from typing import Any, Final, NoReturn
+from itertools import compress
+from operator import methodcaller, not_
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import grpc
 from grpc._cython import cygrpc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 RECEIVING: Final = ("_handle_exceptions", "_handle_rpc", "_handle_unary_", "_receive_message")
 """Prefixes of the names of gRPC's nested coroutines, the outermost first, while a call waits for
@@ -70,3 +75,31 @@ def context_of(task: asyncio.Task[Any]) -> Any:
         if isinstance(state, kind):
             return make(state, None, None, task.get_loop())
     return None
+
+
+class RunningContext:
+    """Asks the context of a call only while its task runs. Any thread.
+
+    After that, these methods crash the process (SIGSEGV, grpcio 1.85), and a blocking handler may
+    begin then, or run for longer.
+    """
+
+    __slots__ = ("_context", "_task")
+
+    def __init__(self, task: asyncio.Task[Any] | None, context: Any) -> None:
+        self._task = task
+        self._context = context
+
+    def peer(self) -> str:
+        """Return the address of the client; "" if the call has ended."""
+        return self._ask("peer") or ""
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """Return what is known of the client; nothing if the call has ended."""
+        return self._ask("auth_context") or {}
+
+    def _ask(self, method: str) -> Any:
+        # Functions in C keep the interpreter's lock: no loop ends the task after the check.
+        tasks = () if self._task is None else (self._task,)
+        running = compress((self._context,), map(not_, map(methodcaller("done"), tasks)))
+        return next(map(methodcaller(method), running), None)

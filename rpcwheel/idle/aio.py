@@ -19,7 +19,8 @@ cannot be ended so, and it is not known when its response has been sent: its cal
 long as it runs, and the client sees the end of the connection.
 
 What a call holds in gRPC is freed when its task has ended, and to use it afterwards corrupts memory
-(`rpc_state.call`, grpcio 1.85). So the task is checked right before, on the loop.
+(`rpc_state.call`, grpcio 1.85). So the task is checked right before: on the loop, or by
+`RunningContext`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import grpc
 
 from rpcwheel._concurrency.loop import call_on_loop, on_worker, running_loop
-from rpcwheel._grpc.aio_serving import context_of, is_receiving, is_running
+from rpcwheel._grpc.aio_serving import RunningContext, context_of, is_receiving, is_running
 from rpcwheel._grpc.handlers import behavior_of, kind_of, with_behavior
 
 from .detector import DetectorBase
@@ -110,7 +111,7 @@ class ConnectionTable(grpc.aio.ServerInterceptor):
         self._table.has_seen_calls = True
         self._arriving[task] = self._table.accounted_ns
         task.add_done_callback(self._remove_arriving)
-        begin = partial(self._begin, weakref.ref(task), details.method)
+        begin = partial(self._begin, weakref.ref(task), details)
         # grpc.aio checks these conditions in this order to decide how to call a behavior.
         if inspect.iscoroutinefunction(behavior):
             observe = _observe_coroutine
@@ -124,20 +125,22 @@ class ConnectionTable(grpc.aio.ServerInterceptor):
         self._arriving.pop(task, None)
 
     def _begin(
-        self, reference: weakref.ref[Task], method: str, streams: bool, context: Any
+        self, reference: weakref.ref[Task], details: Any, streams: bool, context: Any
     ) -> _Call | None:
         """Note that a call begins; None if its connection is not known. Any thread."""
         table, call, task = self._table, None, reference()
         try:
-            metadata = context.invocation_metadata()
-            heartbeat = table.is_heartbeat(method, metadata)
-            peer = context.peer()
-            if peer:  # empty if the client has gone
+            # Details of another library's interceptor may have no metadata.
+            metadata = getattr(details, "invocation_metadata", None) or ()
+            heartbeat = table.is_heartbeat(details.method, metadata)
+            running = RunningContext(task, context)
+            peer = running.peer()
+            if peer:  # empty if the client has gone, or the call has ended
                 # Only the loop may follow the task. What a pool runs is in flight as long as it
                 # runs, as its context has no way to end it.
                 followed = task if task and task.get_loop() is running_loop() else None
                 call = _Call(table, peer, followed, context, streams, heartbeat)
-                call.describe(context, metadata)
+                call.describe(running, metadata)
             if task is not None:  # after the call was counted
                 self._remove_arriving(task)
         except Exception:  # noqa: BLE001 - a context of another package; the detector reports it

@@ -6,9 +6,9 @@ plain function in a thread pool. So each wrapper has the same form as its behavi
 the criticality are context variables. The first two forms run in a task of the call, whose context
 ends with it. The other wrappers set the variables in a context of their own, or restore them.
 
-The interceptor itself runs in the task of the call too, and sets the criticality there: it has the
-metadata already, while `context.invocation_metadata()` takes 1 to 4 µs each time (grpcio 1.85).
-Only code on pool threads uses that.
+The interceptor itself runs in the task of the call too, and has the metadata. No wrapper reads that
+of the context: after the task, its memory belongs to others (grpcio 1.85), and a function in the
+pool may run for longer.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ import asyncio
 import inspect
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
 from rpcwheel._concurrency.loop import running_loop
 from rpcwheel._grpc.aio_serving import abort
-from rpcwheel._grpc.handlers import DEADLINE_PASSED, context_with_code
+from rpcwheel._grpc.handlers import (
+    DEADLINE_PASSED,
+    behavior_of,
+    context_with_code,
+    with_behavior,
+)
 from rpcwheel._grpc.interceptors import AIO_SERVER, Interceptors
 from rpcwheel.call.criticality import read_criticality
 from rpcwheel.rpc import CRITICALITY, DEADLINE
@@ -37,13 +42,16 @@ if TYPE_CHECKING:
 
     from rpcwheel._grpc.handlers import Behavior
     from rpcwheel.call.policy import CallPolicy
-    from rpcwheel.rpc import Kind
+    from rpcwheel.rpc import Criticality, Kind
     from rpcwheel.timer.api import Timer
 
     from .serving import ServedMethod
 
     Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]]
 
+
+BLOCKS: Final = "_rpcwheel_blocks"
+"""The attribute of a wrapper that grpc.aio runs, or over whose result it iterates, in a pool."""
 
 FOR_AIO: Final = (
     "these interceptors are for grpc.aio.server(); for a grpc.server() use "
@@ -100,11 +108,16 @@ class _ServerInterceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler | None:
         # Details of another library's interceptor may have no metadata.
         metadata = getattr(details, "invocation_metadata", None)
-        CRITICALITY.set(read_criticality(metadata, details.method))
+        criticality = read_criticality(metadata, details.method)
+        CRITICALITY.set(criticality)
         handler = await continuation(details)
         if handler is None:
             return None
-        return self._state.wrap(handler, details.method, _wrap)
+        wrapped = self._state.wrap(handler, details.method, _wrap)
+        behavior = behavior_of(wrapped)
+        if not getattr(behavior, BLOCKS, False):
+            return wrapped
+        return with_behavior(wrapped, _with_criticality(behavior, criticality))
 
 
 def _wrap(kind: Kind, behavior: Behavior, method: ServedMethod) -> Behavior:
@@ -113,7 +126,24 @@ def _wrap(kind: Kind, behavior: Behavior, method: ServedMethod) -> Behavior:
         return _wrap_coroutine_function(behavior, method)
     if inspect.isasyncgenfunction(behavior):
         return _wrap_async_generator(behavior, method)
-    return (_wrap_iterator if kind.streams_responses else _wrap_plain_function)(behavior, method)
+    wrap = _wrap_iterator if kind.streams_responses else _wrap_plain_function
+    wrapped = wrap(behavior, method)
+    setattr(wrapped, BLOCKS, True)
+    return wrapped
+
+
+def _with_criticality(behavior: Any, criticality: Criticality | None) -> Behavior:
+    """Wrap a blocking behavior for one call: `CRITICALITY` has its value while it runs."""
+
+    def serve(request: object, context: grpc.ServicerContext) -> object:
+        before = CRITICALITY.get()
+        CRITICALITY.set(criticality)
+        try:
+            return behavior(request, context)
+        finally:
+            CRITICALITY.set(before)
+
+    return serve
 
 
 def _wrap_coroutine_function(behavior: Behavior, method: ServedMethod) -> Behavior:
@@ -166,10 +196,10 @@ def _wrap_plain_function(behavior: Behavior, method: ServedMethod) -> Behavior:
     """Wrap a plain function, which grpc.aio runs in a pool without a context for each call."""
 
     def serve(request: object, context: grpc.ServicerContext) -> object:
-        before = DEADLINE.get(), CRITICALITY.get()
+        before = DEADLINE.get()
         began_ns, timeout, response = method.begin(), None, None
         try:
-            if method.set_current(context):
+            if method.set_deadline(context):
                 timeout = method.start_slow_call_timeout()
                 response = behavior(request, context)
             else:
@@ -178,8 +208,7 @@ def _wrap_plain_function(behavior: Behavior, method: ServedMethod) -> Behavior:
             method.end(began_ns, timeout, context, error, _blocking_code)
             raise
         finally:
-            DEADLINE.set(before[0])
-            CRITICALITY.set(before[1])
+            DEADLINE.set(before)
         method.end(began_ns, timeout, context, code_of=_blocking_code)
         return response
 
@@ -191,11 +220,9 @@ def _wrap_iterator(behavior: Behavior, method: ServedMethod) -> Behavior:
 
     def serve(request: object, context: grpc.ServicerContext) -> Iterator[object]:
         own, task = copy_context(), _current_task()
-        # On a pool thread, the context is not that of the call's task.
-        set_current = method.set_deadline if task is not None else method.set_current
         stream = ServedStream(method, context, partial(_blocking_code, task=task))
         try:
-            if own.run(set_current, context):
+            if own.run(method.set_deadline, context):
                 stream.start_timeout()
                 responses = own.run(iter, own.run(behavior, request, context))
             else:

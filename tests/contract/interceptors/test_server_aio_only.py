@@ -62,15 +62,25 @@ async def test_a_plain_stream_sees_context_variables_of_outer_interceptors_on_an
         assert await aio_ask(target, "unary_stream") == [b"'first'"]
 
 
-async def test_a_plain_stream_works_behind_an_interceptor_that_runs_in_the_pool():
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"])
+async def test_a_blocking_handler_gets_the_criticality_without_the_metadata_of_its_context(kind):
+    """It may run in the pool after its call, where grpc.aio has freed the metadata."""
+
+    class WithoutMetadata:
+        def __init__(self, context):
+            self.time_remaining = context.time_remaining
+
     class Around(grpc.aio.ServerInterceptor):
         async def intercept_service(self, continuation, details):
-            behavior = (await continuation(details)).unary_stream
+            behavior = getattr(await continuation(details), kind)
 
-            def wrapped(request, context):
-                yield from behavior(request, context)
+            def stream(request, context):
+                yield from behavior(request, WithoutMetadata(context))
 
-            return handler("unary_stream", wrapped)
+            def unary(request, context):
+                return behavior(request, WithoutMetadata(context))
+
+            return handler(kind, stream if kind == "unary_stream" else unary)
 
     levels = []
 
@@ -78,10 +88,10 @@ async def test_a_plain_stream_works_behind_an_interceptor_that_runs_in_the_pool(
         levels.append(current_criticality())
         return left()
 
-    made = handler("unary_stream", answering("unary_stream", look))
+    made = handler(kind, answering(kind, look))
     metadata = ((CRITICALITY_KEY, "sheddable"),)
     async with aio_serving(made, interceptors=[Around(), *server_interceptors()]) as target:
-        answers = await aio_ask(target, "unary_stream", timeout=WAIT_S, metadata=metadata)
+        answers = await aio_ask(target, kind, timeout=WAIT_S, metadata=metadata)
     assert 0 < seconds(answers) <= WAIT_S * ROUNDED
     assert levels == [Criticality.SHEDDABLE]
 

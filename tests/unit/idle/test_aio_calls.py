@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import threading
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, Gate, wait_until
+from rpcwheel.idle.aio import ConnectionTable
 
 METHOD = "/test.Idle/Call"
 ONE, DOWN = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
@@ -147,6 +149,25 @@ def test_a_plain_generator_ends_when_its_client_leaves(serve):
     gate.set()
     assert closed.wait(WAIT_S)
     assert made == [0]
+
+
+async def test_a_blocking_handler_that_begins_after_its_call_asks_its_context_nothing():
+    """gRPC has freed the call; `peer()` of its context would crash the process."""
+    asked = []
+
+    class Context:
+        def __getattr__(self, name):
+            asked.append(name)
+            raise AttributeError(name)
+
+    async def continuation(_):
+        return ONE(lambda request, _context: request)
+
+    details = SimpleNamespace(method=METHOD, invocation_metadata=())
+    call = ConnectionTable().intercept_service(continuation, details)
+    handler = await asyncio.create_task(call)
+    assert handler.unary_unary(b"x", Context()) == b"x"
+    assert asked == []
 
 
 def test_a_context_behaves_as_grpcs_own(serve):
