@@ -104,6 +104,8 @@ class JournalUrl:
         """
         names = ("lease", "timeout", *own)
         for name in self.options:
+            if "@" in name:  # of a password, whose other part was read as the host
+                raise ConfigurationError(f"{self}: in a password, write %3F for ?, and %40 for @")
             if name not in names:
                 near = difflib.get_close_matches(name, names, n=1)
                 meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
