@@ -28,7 +28,14 @@ from rpcwheel.errors import RegistryError, RegistryUnavailable
 from rpcwheel.instance import record_epoch
 from rpcwheel.registry.backend import RegistryBackend, View
 
-from .etcd_client import EQUAL, MOD_REVISION, EtcdClient, LeaseUnknown, messages
+from .etcd_client import (
+    EQUAL,
+    MAX_OPERATIONS,
+    MOD_REVISION,
+    EtcdClient,
+    LeaseUnknown,
+    messages,
+)
 from .etcd_watch import EtcdWatches, id_of, range_end
 
 if TYPE_CHECKING:
@@ -37,9 +44,6 @@ if TYPE_CHECKING:
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.registry.backend import Lost, Settings, Watch, Watcher
     from rpcwheel.registry.url import RegistryUrl
-
-MAX_OPERATIONS: Final = 128
-"""Operations in one transaction: etcd's default for `--max-txn-ops`."""
 
 MAX_BYTES: Final = 1_000_000
 """Bytes of records in one transaction. etcd's default for `--max-request-bytes` is 1.5 MiB."""
@@ -177,7 +181,7 @@ class EtcdBackend(RegistryBackend):
         return [View(records, response.header.revision) for records in contents]
 
     def _transact(self, *, once: bool = False, **parts: Iterable[object]) -> Any:
-        """Run a transaction with the `compare`, `success` and `failure` of a `TxnRequest`.
+        """Run a transaction with the `compare` and `success` of a `TxnRequest`.
 
         `once`: send it to one member only, as it must not be applied late; see `EtcdClient.call`.
         """

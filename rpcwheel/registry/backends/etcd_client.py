@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 
 PORT: Final = 2379
 
+MAX_OPERATIONS: Final = 128
+"""Operations in one transaction: etcd's default for `--max-txn-ops`."""
+
 REFUSALS: Final = {
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -465,39 +468,39 @@ MOD_REVISION: Final = 2
 """A value of `Compare.target`, of etcd's enum `CompareTarget`."""
 
 SCHEMA: Final = """
-ResponseHeader         cluster_id:1:u member_id:2:u revision:3:i raft_term:4:u
-KeyValue               key:1:b create_revision:2:i mod_revision:3:i version:4:i value:5:b lease:6:i
+ResponseHeader         revision:3:i
+KeyValue               key:1:b mod_revision:3:i value:5:b lease:6:i
 Event                  type:1:e kv:2:KeyValue
-RangeRequest           key:1:b range_end:2:b limit:3:i revision:4:i keys_only:8:t
-RangeResponse          header:1:ResponseHeader kvs:2:*KeyValue more:3:t count:4:i
+RangeRequest           key:1:b range_end:2:b keys_only:8:t
+RangeResponse          header:1:ResponseHeader kvs:2:*KeyValue
 PutRequest             key:1:b value:2:b lease:3:i
 PutResponse            header:1:ResponseHeader
 DeleteRangeRequest     key:1:b range_end:2:b
-DeleteRangeResponse    header:1:ResponseHeader deleted:2:i
-Compare                result:1:e target:2:e key:3:b mod_revision:6:i lease:8:i
+DeleteRangeResponse    header:1:ResponseHeader
+Compare                result:1:e target:2:e key:3:b mod_revision:6:i
 RequestOp              range:1:RangeRequest put:2:PutRequest delete_range:3:DeleteRangeRequest
 ResponseOp             range:1:RangeResponse put:2:PutResponse delete_range:3:DeleteRangeResponse
-TxnRequest             compare:1:*Compare success:2:*RequestOp failure:3:*RequestOp
+TxnRequest             compare:1:*Compare success:2:*RequestOp
 TxnResponse            header:1:ResponseHeader succeeded:2:t responses:3:*ResponseOp
-LeaseGrantRequest      TTL:1:i ID:2:i
-LeaseGrantResponse     header:1:ResponseHeader ID:2:i TTL:3:i error:4:s
+LeaseGrantRequest      TTL:1:i
+LeaseGrantResponse     header:1:ResponseHeader ID:2:i error:4:s
 LeaseRevokeRequest     ID:1:i
 LeaseRevokeResponse    header:1:ResponseHeader
 LeaseKeepAliveRequest  ID:1:i
-LeaseKeepAliveResponse header:1:ResponseHeader ID:2:i TTL:3:i
+LeaseKeepAliveResponse header:1:ResponseHeader TTL:3:i
 AuthenticateRequest    name:1:s password:2:s
 AuthenticateResponse   header:1:ResponseHeader token:2:s
-WatchCreateRequest     key:1:b range_end:2:b start_revision:3:i watch_id:7:i
+WatchCreateRequest     key:1:b range_end:2:b watch_id:7:i
 WatchCancelRequest     watch_id:1:i
 WatchProgressRequest
 WatchRequest           create:1:WatchCreateRequest cancel:2:WatchCancelRequest \
 progress:3:WatchProgressRequest
 WatchResponse          header:1:ResponseHeader watch_id:2:i created:3:t canceled:4:t \
-compact_revision:5:i cancel_reason:6:s events:11:*Event
+cancel_reason:6:s events:11:*Event
 """
-"""One message per line, its fields as `name:number:type`. Types: i int64, u uint64, e int32 (for an
-enum), t bool, b bytes, s string, or a message; `*` before it: repeated. Fields of a `oneof` are
-plain fields of which one is set, which is the same on the wire.
+"""One message per line, its fields as `name:number:type`; those that this package needs. Types: i
+int64, e int32 (for an enum), t bool, b bytes, s string, or a message; `*` before it: repeated.
+Fields of a `oneof` are plain fields of which one is set, which is the same on the wire.
 
 The classes are made at run time in a descriptor pool of their own. etcd's generated code registers
 `rpc.proto` in the pool that all libraries share, so a second one could not be imported."""
@@ -538,7 +541,6 @@ def _field(proto: ModuleType, name: str, number: str, kind: str) -> Any:
     kinds = proto.FieldDescriptorProto
     types = {
         "i": kinds.TYPE_INT64,
-        "u": kinds.TYPE_UINT64,
         "e": kinds.TYPE_INT32,
         "t": kinds.TYPE_BOOL,
         "b": kinds.TYPE_BYTES,

@@ -42,7 +42,7 @@ from rpcwheel.events import TaskFailed, emit
 from rpcwheel.registry.backend import View
 from rpcwheel.timer.manual import clock_of
 
-from .etcd_client import messages
+from .etcd_client import MAX_OPERATIONS, messages
 from .polling import FIRST_RETRY_S, PollingWatcher
 
 if TYPE_CHECKING:
@@ -57,9 +57,6 @@ if TYPE_CHECKING:
 FULL_EVERY: Final = 120
 """Probes, each a third of a lease after the other, until all watched services are read although
 nothing has changed: 40 leases, 10 minutes by default. A safety net only."""
-
-MAX_SERVICES_PER_READ: Final = 128
-"""Services in one read, which is one transaction: etcd's default for `--max-txn-ops`."""
 
 MAX_RETRY_S: Final = 5.0
 JOIN_TIMEOUT_S: Final = 1.0
@@ -135,7 +132,10 @@ class _Stream:
 
 
 class EtcdWatches:
-    """All watches of one backend. Thread-safe. Its thread runs as long as there is a stream."""
+    """All watches of one backend. Thread-safe. Its thread runs as long as there is a stream.
+
+    The stream stays open when the last watch is closed, for the next one.
+    """
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class EtcdWatches:
         with self._changed:
             due = map(stream.by_service.get, self._polling.due_in_full())
             created = (each for each in due if each is not None and each.is_created)
-            watches = [watch, *islice(created, MAX_SERVICES_PER_READ - 1)]
+            watches = [watch, *islice(created, MAX_OPERATIONS - 1)]
         before, self._read_ahead = self._last_revision, {}
         try:
             views = self._read([each.service for each in watches])
@@ -316,7 +316,8 @@ class EtcdWatches:
 
     def _end(self, stream: _Stream, reason: str) -> None:
         """End a stream, and have the next one use another connection."""
-        stream.end_reason = f"{self._client.where}: {reason}"
+        with self._changed:
+            stream.end_reason = f"{self._client.where}: {reason}"
         stream.call.drop()
 
     # On the thread of the stream

@@ -13,11 +13,10 @@ from fixtures.waiting import WAIT_S, wait_until
 from rpcwheel.errors import RegistryRefused, RegistryUnavailable
 from rpcwheel.registry.backend import Settings, View
 from rpcwheel.registry.backends import etcd_watch as module
-from rpcwheel.registry.backends.etcd_client import messages
+from rpcwheel.registry.backends.etcd_client import MAX_OPERATIONS, messages
 from rpcwheel.registry.backends.etcd_watch import (
     DATA_LOST,
     FULL_EVERY,
-    MAX_SERVICES_PER_READ,
     EtcdWatches,
 )
 from rpcwheel.registry.url import parse_url
@@ -244,7 +243,7 @@ def busy_worker(etcd, watches):
 
 @pytest.mark.usefixtures("busy_worker")
 def test_services_that_are_watched_together_are_read_together(etcd, watches):
-    watchers = {f"shop-{n}": CheckedWatcher() for n in range(2 * MAX_SERVICES_PER_READ)}
+    watchers = {f"shop-{n}": CheckedWatcher() for n in range(2 * MAX_OPERATIONS)}
     for service, watcher in watchers.items():
         etcd.put(service, service, b"1")
         watches.watch(service, watcher)
