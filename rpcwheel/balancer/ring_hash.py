@@ -17,6 +17,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable
 from hashlib import blake2b
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from grpc import ChannelConnectivity
@@ -180,19 +181,25 @@ class Ring:
             ring.points = array("Q", sorted(owners))
             ring.owner_ids = [owners[point] for point in ring.points]
             return ring
-        ring.points, ring.owner_ids = self.points[:], self.owner_ids[:]
+        changes = []
         for id_ in changed:
-            ring._set_count(id_, before.get(id_, 0), counts.get(id_, 0))
-        return ring
-
-    def _set_count(self, id_: str, before: int, count: int) -> None:
-        for point in points_of(id_, max(before, count))[min(before, count) :]:
-            at = bisect_left(self.points, point)
-            if count > before:
-                self.points.insert(at, point)
-                self.owner_ids.insert(at, id_)
+            had, has = before.get(id_, 0), counts.get(id_, 0)
+            points = points_of(id_, max(had, has))[min(had, has) :]
+            changes += [(point, id_ if has > had else None) for point in points]
+        begin = 0
+        for point, owner_id in sorted(changes, key=itemgetter(0)):  # each point is copied once
+            at = bisect_left(self.points, point, begin)
+            ring.points += self.points[begin:at]
+            ring.owner_ids += self.owner_ids[begin:at]
+            if owner_id is None:
+                begin = at + 1
             else:
-                del self.points[at], self.owner_ids[at]
+                begin = at
+                ring.points.append(point)
+                ring.owner_ids.append(owner_id)
+        ring.points += self.points[begin:]
+        ring.owner_ids += self.owner_ids[begin:]
+        return ring
 
 
 def point_count(weight: int) -> int:
