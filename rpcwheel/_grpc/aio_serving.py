@@ -47,6 +47,11 @@ async def abort(
     raise AssertionError("abort has not raised an error")
 
 
+def serves_call(task: asyncio.Task[Any]) -> bool:
+    """Whether it is gRPC's own task of a call; another interceptor may run the next in another."""
+    return getattr(task.get_coro(), "__name__", "") == RECEIVING[0]
+
+
 def is_receiving(task: asyncio.Task[Any]) -> bool:
     """Whether a task that serves a call waits for its single request; False if that is not known.
 

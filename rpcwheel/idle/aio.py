@@ -37,7 +37,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import grpc
 
 from rpcwheel._concurrency.loop import call_on_loop, on_worker, running_loop
-from rpcwheel._grpc.aio_serving import RunningContext, context_of, is_receiving, is_running
+from rpcwheel._grpc.aio_serving import (
+    RunningContext,
+    context_of,
+    is_receiving,
+    is_running,
+    serves_call,
+)
 from rpcwheel._grpc.handlers import behavior_of, kind_of, with_behavior
 
 from .detector import DetectorBase
@@ -111,7 +117,7 @@ class ConnectionTable(grpc.aio.ServerInterceptor):
         self._table.has_seen_calls = True
         self._arriving[task] = self._table.accounted_ns
         task.add_done_callback(self._remove_arriving)
-        begin = partial(self._begin, weakref.ref(task), details)
+        begin = partial(self._begin, weakref.ref(task), serves_call(task), details)
         # grpc.aio checks these conditions in this order to decide how to call a behavior.
         if inspect.iscoroutinefunction(behavior):
             observe = _observe_coroutine
@@ -125,20 +131,29 @@ class ConnectionTable(grpc.aio.ServerInterceptor):
         self._arriving.pop(task, None)
 
     def _begin(
-        self, reference: weakref.ref[Task], details: Any, streams: bool, context: Any
+        self,
+        reference: weakref.ref[Task],
+        ends_with_call: bool,
+        details: Any,
+        streams: bool,
+        context: Any,
     ) -> _Call | None:
         """Note that a call begins; None if its connection is not known. Any thread."""
-        table, call, task = self._table, None, reference()
+        table, call, task, loop = self._table, None, reference(), running_loop()
+        if loop is None and not ends_with_call:  # so it is not known whether the call has ended
+            table.hidden_call_ns = table.now_ns()
+            return None
         try:
             # Details of another library's interceptor may have no metadata.
             metadata = getattr(details, "invocation_metadata", None) or ()
             heartbeat = table.is_heartbeat(details.method, metadata)
-            running = RunningContext(task, context)
+            # A handler on the loop runs in the task of the call, or in one that this waits for.
+            running = RunningContext(asyncio.current_task() if loop else task, context)
             peer = running.peer()
             if peer:  # empty if the client has gone, or the call has ended
                 # Only the loop may follow the task. What a pool runs is in flight as long as it
                 # runs, as its context has no way to end it.
-                followed = task if task and task.get_loop() is running_loop() else None
+                followed = task if task and task.get_loop() is loop else None
                 call = _Call(table, peer, followed, context, streams, heartbeat)
                 call.describe(running, metadata)
             if task is not None:  # after the call was counted

@@ -1,5 +1,6 @@
 """Calls of a server: what is counted, and which keep their connection open."""
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -112,6 +113,25 @@ def test_a_hidden_peer_is_reported_and_no_connection_is_closed(world, make_serve
     assert not events.of(ConnectionClosed)
     assert "context.peer() failed" in events.of(IdleDetectionLimited)[0].reason
     assert len(events.of(IdleDetectionLimited)) == 1
+
+
+class InItsOwnTask(grpc.aio.ServerInterceptor):
+    async def intercept_service(self, continuation, details):
+        return await asyncio.create_task(continuation(details))
+
+
+@pytest.mark.parametrize(("method", "calls", "hidden"), [(ECHO, [1], False), (SLOW, [], True)])
+def test_an_interceptor_that_runs_others_in_a_task_hides_only_blocking_handlers(
+    aio_world, make_server, method, calls, hidden
+):
+    server = make_server(aio_world, before=[InItsOwnTask()])
+    server.gate = threading.Event()
+    call = server.channel().unary_unary(method).future(b"x")
+    assert wait_until(lambda: server.begun)
+    assert [one.calls_in_flight for one in server.snapshot()] == calls
+    assert (server.tracked.hidden_call_ns != NOT_YET) is hidden
+    server.gate.set()
+    assert call.result(WAIT_S) == b"x"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel.idle.aio import ConnectionTable
+from rpcwheel.idle.core import NOT_YET
 
 METHOD = "/test.Idle/Call"
 ONE, DOWN = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
@@ -164,10 +165,15 @@ async def test_a_blocking_handler_that_begins_after_its_call_asks_its_context_no
         return ONE(lambda request, _context: request)
 
     details = SimpleNamespace(method=METHOD, invocation_metadata=())
-    call = ConnectionTable().intercept_service(continuation, details)
-    handler = await asyncio.create_task(call)
-    assert handler.unary_unary(b"x", Context()) == b"x"
+    table = ConnectionTable()
+
+    async def _handle_exceptions():  # the name of the coroutine of gRPC's task
+        return await table.intercept_service(continuation, details)
+
+    handler = await asyncio.create_task(_handle_exceptions())
+    assert await asyncio.to_thread(handler.unary_unary, b"x", Context()) == b"x"
     assert asked == []
+    assert table._table.hidden_call_ns == NOT_YET
 
 
 def test_a_context_behaves_as_grpcs_own(serve):
