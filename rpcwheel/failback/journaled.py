@@ -700,18 +700,22 @@ class JournalStore:
             elif waiter.set_running_or_notify_cancel():
                 waiter.set_result(None)
 
-    def close(self, *, at_exit: bool) -> None:
+    def begin_close(self, *, at_exit: bool) -> Callable[[], object]:
         """Give all calls back, unless the process ends and the journal fails.
 
-        After the queue was closed. Idempotent; may block.
+        After the queue was closed. Idempotent.
+
+        Returns:
+            A function that waits for that; may block.
         """
         with self._calls.lock:
             if not self.poller.end():
-                return
+                return lambda: None
         self._end_flushes(flushed=False)
         self._ending.detach()
-        if not (at_exit and self.journal.outage.is_failing):  # each request might take seconds
-            self.journal.close(self.lease.worker)
+        if at_exit and self.journal.outage.is_failing:  # each request might take seconds
+            return lambda: None
+        return self.journal.begin_close(self.lease.worker)
 
 
 @dataclass(frozen=True, slots=True)

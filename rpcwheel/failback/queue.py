@@ -567,6 +567,12 @@ class FailbackQueue:
         Returns:
             Those that are lost, and the calls that ended since `begin_close` and that no hook got.
         """
+        failed, wait = self.begin_end(at_exit=at_exit)
+        wait()
+        return failed
+
+    def begin_end(self, *, at_exit: bool = False) -> tuple[list[FailedCall], Callable[[], object]]:
+        """Do what `end_close` does but wait: return its result, and a function that waits."""
         reason = NOT_CLOSED if at_exit else "closed"
         if not at_exit and BACKGROUND.main_thread_has_ended:
             reason = CLOSED_LATE
@@ -584,13 +590,12 @@ class FailbackQueue:
                 else:
                     self._remove(call, "lost")
         self.calls.notify_if_empty()
-        if self.store is not None:
-            self.store.close(at_exit=at_exit)
+        wait = (lambda: None) if self.store is None else self.store.begin_close(at_exit=at_exit)
         return [
             *(call.failed_call(ended_ns, why) for call, ended_ns, why in ended),
             *_report_lost(self.name, waiting, reason, now_ns),
             *_report_lost(self.name, running, reason + DURING_ATTEMPT, now_ns),
-        ]
+        ], wait
 
     def end_at_exit(self) -> None:
         """Queue no more calls, and end those that are left when the process exits."""

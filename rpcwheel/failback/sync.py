@@ -216,8 +216,13 @@ def close_all(
                 cancel()
                 _wait_empty(closing, CANCEL_TIMEOUT_S)
         finally:
+            waits = []
             for queue in closing:
-                failed += queue.end_close()
+                reported, wait = queue.begin_end()
+                failed += reported
+                waits.append(wait)
+            for wait in waits:  # together, as one journal after the other may take seconds
+                wait()
     return failed
 
 

@@ -313,7 +313,7 @@ class Journal:
 
         Blocks for `url.timeout_s` at most. If the engine is not available, the lease expires.
         """
-        self._wait(self._begin(partial(self._release, worker)))
+        self._wait(self._begin(partial(self._release, worker)), self._end_s())
 
     def _release(self, worker: str) -> None:
         failure = self._write_results()
@@ -341,12 +341,16 @@ class Journal:
             run()
         return done
 
-    def _wait(self, done: Future[None]) -> None:
-        """Wait for the end of a job, for `url.timeout_s` at most."""
+    def _end_s(self) -> float:
+        """The time at which to wait no longer for what begins now: `url.timeout_s` at most."""
+        return time.monotonic() + self.url.timeout_s - self._lock.held_s()
+
+    def _wait(self, done: Future[None], end_s: float) -> None:
+        """Wait for the end of a job."""
         if self._lock.is_owned():  # in a signal handler or finalizer: it runs after its request
             return
         with suppress(TimeoutError):
-            done.result(max(0.0, self.url.timeout_s - self._lock.held_s()))
+            done.result(max(0.0, end_s - time.monotonic()))
 
     @property
     def unstored_results(self) -> int:
@@ -442,6 +446,10 @@ class Journal:
         Args:
             worker: It is released first, in the same time.
         """
+        self.begin_close(worker)()
+
+    def begin_close(self, worker: str = "") -> Callable[[], None]:
+        """Begin to `close`, and return a function that waits for its end."""
         # Before the use ends: the last one closes the connection.
         done = self._begin(partial(self._release, worker)) if worker else None
         with _OPEN.lock:
@@ -452,8 +460,7 @@ class Journal:
         if is_last:
             components.remove("journal", self)
             done = self._begin(self._close)
-        if done is not None:
-            self._wait(done)
+        return partial(self._wait, done, self._end_s()) if done else lambda: None
 
     def _close(self) -> None:
         self._write_results()

@@ -1,5 +1,6 @@
 """What a queue with a journal keeps in the memory."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
@@ -13,7 +14,9 @@ from rpcwheel.failback.pacer import Pacer
 from rpcwheel.failback.queued_call import QueuedCall, SavedCall
 from rpcwheel.failback.routes import CallRoute
 from rpcwheel.failback.stored import StoredRpc
+from rpcwheel.failback.sync import close_all
 from rpcwheel.journal.backend import CallState, StoredCall
+from rpcwheel.journal.journal import Journal
 from rpcwheel.rpc import Kind
 
 
@@ -40,6 +43,20 @@ def test_the_name_of_an_ended_lease_is_forgotten(invoker):
     store = invoker._queue.store
     store._end_lease()
     assert [*store.journal._workers] == [store.lease.worker]
+
+
+def test_queues_that_are_closed_together_wait_for_their_journals_together(tmp_path, monkeypatch):
+    both, release = threading.Barrier(2), Journal._release
+
+    def release_with_the_other(journal, worker):
+        both.wait(WAIT_S)
+        release(journal, worker)
+
+    monkeypatch.setattr(Journal, "_release", release_with_the_other)
+    journals = [f"sqlite://{tmp_path}/{name}.db?timeout={2 * WAIT_S}" for name in "ab"]
+    policies = [FailbackPolicy(retry_on=ConnectionError, journal=url, name="q") for url in journals]
+    assert close_all(list(map(FailbackInvoker, policies)), 0) == []
+    assert not both.broken
 
 
 def test_a_look_during_which_the_queue_is_closed_begins_no_lease(invoker, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from fixtures.journal_calls import new_call
 from fixtures.journals import store, stored
 from fixtures.leaks import no_garbage_collector
-from fixtures.waiting import WAIT_S, wait_until
+from fixtures.waiting import WAIT_S, Gate, wait_until
 from rpcwheel.errors import JournalError, JournalUnavailable
 from rpcwheel.events import JournalFailed, JournalRecovered
 from rpcwheel.journal import counts
@@ -103,6 +103,21 @@ def test_a_worker_is_released_before_its_use_of_the_journal_ends(tmp_path):
             closing = pool.submit(journal.close, "w")
             wait_until(lambda: stored(url, CallState.READY))
         closing.result(WAIT_S)
+
+
+def test_the_wait_for_the_end_of_a_use_counts_from_its_begin(tmp_path, monkeypatch):
+    url, gate, now_s = f"sqlite://{tmp_path}/calls.db?timeout={2 * WAIT_S}", Gate(), 0.0
+    journal = open_journal(url)
+    monkeypatch.setattr(journal, "_release", gate)
+    monkeypatch.setattr("rpcwheel.journal.journal.time", SimpleNamespace(monotonic=lambda: now_s))
+    wait = journal.begin_close("w")
+    now_s = 2 * WAIT_S
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(wait)
+        try:
+            waiting.result(WAIT_S)
+        finally:
+            gate.opened.set()
 
 
 def test_counting_takes_at_most_one_percent_of_the_time(monkeypatch):
