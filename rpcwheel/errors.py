@@ -332,7 +332,7 @@ C = TypeVar("C")
 def is_coroutine_function(function: object) -> bool:
     """Whether calls of a function must be awaited; also of an object with `async def __call__`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - not whether it is callable
+        getattr(type(function), "__call__", None)  # noqa: B004 - not whether it is callable
     )
 
 

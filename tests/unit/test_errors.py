@@ -99,3 +99,11 @@ def test_a_value_whose_repr_raises_is_shown_as_its_type() -> None:
             raise LookupError
 
     assert errors.short_repr(Detached()) == "<Detached>"
+
+
+def test_a_class_whose_objects_are_coroutine_functions_is_none() -> None:
+    class Later:
+        async def __call__(self) -> None: ...
+
+    assert errors.is_coroutine_function(Later())
+    assert not errors.is_coroutine_function(Later)
