@@ -104,8 +104,6 @@ class JournalUrl:
         """
         names = ("lease", "timeout", *own)
         for name in self.options:
-            if "@" in name:  # of a password, whose other part was read as the host
-                raise ConfigurationError(f"{self}: in a password, write %3F for ?, and %40 for @")
             if name not in names:
                 near = difflib.get_close_matches(name, names, n=1)
                 meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
@@ -153,6 +151,8 @@ def parse_journal_url(url: object) -> JournalUrl:
     except ValueError as error:
         raise ConfigurationError(f"{shown!r}: {error}") from None
     options = dict(pairs)
+    if any("@" in name for name in options):  # of a password; its other part was read as the host
+        raise ConfigurationError(f"{shown}: in a password, write %3F for ?, and %40 for @")
     if len(options) < len(pairs):
         raise ConfigurationError(f"{shown!r}: an option is given twice")
     lease_s = _seconds(shown, "lease", options, DEFAULT_LEASE_S, least=1.0)
