@@ -37,10 +37,15 @@ NOT_SERIALIZED: Final = "Exception serializing request!"
 """gRPC's details of a call of `grpc` whose serializer has raised (1.60 to 1.85)."""
 
 INVALID_REQUEST_DETAILS: Final = frozenset(
-    {NOT_SERIALIZED, "Exception iterating requests!", "Invalid metadata"}
+    {
+        NOT_SERIALIZED,
+        "Exception iterating requests!",
+        "Invalid metadata",
+        "Received http2 header with status: 413",  # of nginx: above client_max_body_size
+    }
 )
-"""gRPC's details of calls that it has ended with INTERNAL or UNKNOWN because it could not send them
-(1.60 to 1.85)."""
+"""gRPC's details of calls that it has ended with INTERNAL or UNKNOWN because it could not send
+them, or because they are too large for a proxy (1.60 to 1.85)."""
 
 TOO_LARGE_DETAILS: Final = re.compile(
     r"(Stream removed \()?((CLIENT|SERVER): )?(Sent|Received) message larger than max \("

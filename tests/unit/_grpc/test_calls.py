@@ -108,6 +108,8 @@ LARGER = "essage larger than max (6 vs. 5)"
         ("RESOURCE_EXHAUSTED", "Invalid metadata", False),
         ("INTERNAL", "Invalid metadata", True),
         ("UNAVAILABLE", "Invalid metadata", False),
+        ("UNKNOWN", "Received http2 header with status: 413", True),  # of a proxy
+        ("UNKNOWN", "Received http2 header with status: 500", False),
         ("UNKNOWN", f"Received m{LARGER}", False),
         ("UNKNOWN", f"Exception calling application: Received m{LARGER}", False),
     ],
