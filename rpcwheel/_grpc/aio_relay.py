@@ -175,6 +175,24 @@ def cancel_attempt(call: Any) -> bool:
     return canceled
 
 
+def let_status_arrive(call: Any) -> None:
+    """Have a call whose requests can no longer be ended end with the status of the server.
+
+    If a server or proxy ends a call while grpc.aio (1.60 to 1.85) sends the end of the requests of
+    an iterator, that fails, and grpc.aio cancels the call: `await call` raises `CancelledError`
+    although nobody has canceled it. So one of two did if nginx answered with HTTP 502.
+    """
+    if type(call).__module__ == AIO_CALL and getattr(call, "_async_request_poller", None):
+        call._done_writing = partial(_end_requests, weakref.ref(call))  # noqa: SLF001
+
+
+async def _end_requests(reference: weakref.ref[Any]) -> None:
+    call = reference()
+    if call is not None:
+        with contextlib.suppress(grpc.aio.InternalError):  # the status arrives
+            await type(call)._done_writing(call)  # noqa: SLF001
+
+
 def abandon_attempt(call: Any) -> None:
     """Cancel an attempt whose result is not needed.
 
@@ -327,6 +345,8 @@ class Relay(grpc.aio.Call):
         """Forward to an attempt from now on."""
         self._attempt = call
         self._number += 1
+        if self.kind.streams_requests:
+            let_status_arrive(call)
         if has_ended(call):
             self._on_done(call)
         else:
