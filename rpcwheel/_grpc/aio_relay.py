@@ -176,21 +176,20 @@ def cancel_attempt(call: Any) -> bool:
 
 
 def let_status_arrive(call: Any) -> None:
-    """Have a call whose requests can no longer be ended end with the status of the server.
+    """Have a call keep its status if the end of its requests can no longer be sent.
 
-    If a server or proxy ends a call while grpc.aio (1.60 to 1.85) sends the end of the requests of
-    an iterator, that fails, and grpc.aio cancels the call: `await call` raises `CancelledError`
-    although nobody has canceled it. So one of two did if nginx answered with HTTP 502.
+    grpc.aio (1.60 to 1.85) cancels a call if it has ended, such as by its deadline, while the end
+    of the requests of an iterator is sent: `await call` raises `CancelledError` although nobody has
+    canceled it, and the status is lost.
     """
     if type(call).__module__ == AIO_CALL and getattr(call, "_async_request_poller", None):
         call._done_writing = partial(_end_requests, weakref.ref(call))  # noqa: SLF001
 
 
-async def _end_requests(reference: weakref.ref[Any]) -> None:
-    call = reference()
-    if call is not None:
-        with contextlib.suppress(grpc.aio.InternalError):  # the status arrives
-            await type(call)._done_writing(call)  # noqa: SLF001
+async def _end_requests(reference: Callable[[], Any]) -> None:
+    call = reference()  # lives: this is a part of its task
+    with contextlib.suppress(grpc.aio.InternalError):  # the status arrives
+        await type(call)._done_writing(call)  # noqa: SLF001
 
 
 def abandon_attempt(call: Any) -> None:

@@ -1,9 +1,7 @@
 """Calls of `grpc.aio` only: awaiting, tasks, iteration and `read`, callbacks, event loops."""
 
 import asyncio
-import contextlib
 import gc
-import threading
 import weakref
 
 import grpc
@@ -15,7 +13,6 @@ from fixtures.event_loops import has_eager_tasks, uvloop
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL, all_channels_but
 from fixtures.leaks import no_garbage_collector
-from fixtures.listeners import Listener, ends_calls_with_502
 from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, aio_wait_until
 from fixtures.worlds import METHODS, each_kind
@@ -430,19 +427,7 @@ async def test_a_call_whose_task_is_canceled_is_freed_without_the_collector(shop
         assert await aio_wait_until(lambda: calls[0]() is None)
 
 
-async def test_a_call_that_ends_while_its_requests_are_ended_has_the_status_of_the_server():
-    asked, arrived = threading.Event(), threading.Event()
-
-    def requests():
-        yield b"x"
-        asked.set()
-        assert arrived.wait(WAIT_S)  # grpc.aio learns of it later, as this blocks the loop
-
-    retry = RetryPolicy(retry_on="UNAVAILABLE", backoff=0.0, max_attempts=2, retry_budget=None)
-    policy = CallPolicy(retry=retry, idempotent=True)
-    with contextlib.closing(Listener(ends_calls_with_502(asked, arrived))) as proxy:
-        async with grpc.aio.insecure_channel(proxy.target) as channel:
-            call = aio.intercept_channel(channel, policy).stream_unary(STREAM_UNARY)(requests())
-            with pytest.raises(grpc.aio.AioRpcError) as failed:
-                await call
-    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+async def test_a_call_that_ends_while_its_requests_are_ended_keeps_its_status(shop, channels):
+    shop.kill()
+    call = channels.retrying().stream_unary(STREAM_UNARY)(iter(()))
+    assert (await refused(call)).code() is grpc.StatusCode.UNAVAILABLE
