@@ -77,13 +77,12 @@ if TYPE_CHECKING:
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.timer.api import Timer
 
-    from .health import ProbeDone
-
-    _ProbeResult = tuple[bytes | None, BaseException | None]
     from .pending import PendingPick
     from .pickers import Picker
     from .policy import BalancerPolicy
+    from .subchannels import ProbeDone
 
+    _ProbeResult = tuple[bytes | None, BaseException | None]
     Options: TypeAlias = list[tuple[str, Any]]
     Job: TypeAlias = Callable[[], object]
     _Begun: TypeAlias = tuple["Subchannel", ReconnectingChannel, AioTransport, Any]
@@ -153,11 +152,18 @@ class _Connections(Connections[Subchannel]):
     channel_class = ReconnectingChannel
     _pool: _Pool
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.probes: set[asyncio.Task[_ProbeResult]] = set()
+
     def connect(self, subchannels: Iterable[Subchannel]) -> None:
-        self._pool.jobs.run_soon(partial(self.connect_now, tuple(subchannels)))
+        self.run_soon(partial(self.connect_now, tuple(subchannels)))
 
     def drain(self, subchannels: Iterable[Subchannel]) -> None:
-        self._pool.jobs.run_soon(partial(self.drain_now, tuple(subchannels)))
+        self.run_soon(partial(self.drain_now, tuple(subchannels)))
+
+    def run_soon(self, job: Job) -> None:
+        self._pool.jobs.run_soon(job)
 
     def new_connection(self, instance: ServiceInstance) -> ReconnectingChannel:
         with contextlib.suppress(RuntimeError):  # grpc.aio makes channels before a loop runs
@@ -174,6 +180,43 @@ class _Connections(Connections[Subchannel]):
         """Whether the connections are not encrypted; False if `connect` makes them."""
         return self._connect is None and self._own["credentials"] is None
 
+    def probe(self, subchannel: Subchannel, timeout_s: float, done: ProbeDone) -> None:
+        background = BACKGROUND.begin_call()
+        if background is None:
+            done(None, None)
+            return
+        loop = self._pool.jobs.enter()
+        task = loop.create_task(self._probe(subchannel, timeout_s))
+        background.is_lost = loop.is_closed
+        background.cancel = partial(loop.call_soon_threadsafe, task.cancel)
+        self.probes.add(task)
+        task.add_done_callback(partial(self._probed, background, done))
+
+    def _probed(
+        self, background: BackgroundCall, done: ProbeDone, task: asyncio.Task[_ProbeResult]
+    ) -> None:
+        self.probes.discard(task)
+        BACKGROUND.end_call(background)
+        if task.cancelled():  # perhaps before its first step: the process is exiting
+            done(None, None)
+        elif (error := task.exception()) is not None:
+            done(None, error)
+        else:
+            done(*task.result())
+
+    async def _probe(self, subchannel: Subchannel, timeout_s: float) -> _ProbeResult:
+        try:
+            call = self.connection_of(subchannel).heartbeat_call(SERVER_HEALTH.method)
+            return await call(SERVER_HEALTH.request, timeout=timeout_s, metadata=MARK), None
+        except asyncio.CancelledError as error:
+            if cancel_count():
+                raise
+            return None, error  # the user has closed the connection
+        except Exception as error:  # noqa: BLE001 - of the call, the user's `connect`, or closed
+            if not isinstance(error, (grpc.RpcError, grpc.aio.UsageError)):
+                emit(CallbackFailed(self._pool.name, f"connect {subchannel.id}", error))
+            return None, error
+
 
 class _Pool(SubchannelPool[Subchannel]):
     """The subchannels of one channel, their health, and the calls that wait."""
@@ -188,8 +231,7 @@ class _Pool(SubchannelPool[Subchannel]):
         self.appended: InterceptorLists = {kind: [] for kind in Kind}
         """Interceptors that were appended to the lists of the channel; used on all subchannels."""
         self.jobs = _LoopJobs()
-        self._prober = _Prober(self)
-        self.checker = HealthChecker(self, self._prober, timer)
+        self.checker = HealthChecker(self, timer)
         self.waiting = _WaitingCalls(self)
         self._to_close: list[ReconnectingChannel] = []
 
@@ -211,7 +253,7 @@ class _Pool(SubchannelPool[Subchannel]):
 
     async def _close_now(self, grace: float | None) -> None:
         self._to_close += self.close_all()
-        for probe in tuple(self._prober.tasks):
+        for probe in tuple(self.connections.probes):
             probe.cancel()
         try:
             self.close_callbacks.run()
@@ -223,8 +265,8 @@ class _Pool(SubchannelPool[Subchannel]):
         """Close all connections, and wait for the probes."""
         closing = [asyncio.ensure_future(connection.close(grace)) for connection in self._to_close]
         try:
-            if closing or self._prober.tasks:
-                await asyncio.wait([*closing, *self._prober.tasks])
+            if closing or self.connections.probes:
+                await asyncio.wait([*closing, *self.connections.probes])
         except asyncio.CancelledError:
             for task in closing:
                 task.cancel()
@@ -329,53 +371,6 @@ class _WaitingCalls:
             self.calls.pop(reference, None)
         else:
             call.try_begin()
-
-
-class _Prober:
-    """Sends the health checks of one channel."""
-
-    def __init__(self, pool: _Pool) -> None:
-        self._pool = pool
-        self.tasks: set[asyncio.Task[_ProbeResult]] = set()
-        self.run_soon = pool.jobs.run_soon
-
-    def probe(self, subchannel: Subchannel, timeout_s: float, done: ProbeDone) -> None:
-        background = BACKGROUND.begin_call()
-        if background is None:
-            done(None, None)
-            return
-        loop = self._pool.jobs.enter()
-        task = loop.create_task(self._probe(subchannel, timeout_s))
-        background.is_lost = loop.is_closed
-        background.cancel = partial(loop.call_soon_threadsafe, task.cancel)
-        self.tasks.add(task)
-        task.add_done_callback(partial(self._ended, background, done))
-
-    def _ended(
-        self, background: BackgroundCall, done: ProbeDone, task: asyncio.Task[_ProbeResult]
-    ) -> None:
-        self.tasks.discard(task)
-        BACKGROUND.end_call(background)
-        if task.cancelled():  # perhaps before its first step: the process is exiting
-            done(None, None)
-        elif (error := task.exception()) is not None:
-            done(None, error)
-        else:
-            done(*task.result())
-
-    async def _probe(self, subchannel: Subchannel, timeout_s: float) -> _ProbeResult:
-        pool = self._pool
-        try:
-            call = pool.connections.connection_of(subchannel).heartbeat_call(SERVER_HEALTH.method)
-            return await call(SERVER_HEALTH.request, timeout=timeout_s, metadata=MARK), None
-        except asyncio.CancelledError as error:
-            if cancel_count():
-                raise
-            return None, error  # the user has closed the connection
-        except Exception as error:  # noqa: BLE001 - of the call, the user's `connect`, or closed
-            if not isinstance(error, (grpc.RpcError, grpc.aio.UsageError)):
-                emit(CallbackFailed(pool.name, f"connect {subchannel.id}", error))
-            return None, error
 
 
 # --- Calls ---

@@ -60,10 +60,10 @@ if TYPE_CHECKING:
     from rpcwheel.instance import ServiceInstance
     from rpcwheel.timer.api import Timer
 
-    from .health import ProbeDone
     from .pending import PendingPick
     from .pickers import Picker
     from .policy import BalancerPolicy
+    from .subchannels import ProbeDone
 
     Options: TypeAlias = list[tuple[str, Any]]
 
@@ -96,6 +96,35 @@ class _Connections(Connections[Subchannel]):
     def closed_error(self) -> ValueError:
         return ValueError(CLOSED)
 
+    def run_soon(self, job: Callable[[], object]) -> None:
+        EXECUTOR.submit(("health checks", self._pool), job)
+
+    def probe(self, subchannel: Subchannel, timeout_s: float, done: ProbeDone) -> None:
+        background = BACKGROUND.begin_call()
+        if background is None:
+            done(None, None)
+            return
+        try:
+            call = self.connection_of(subchannel).heartbeat_call(SERVER_HEALTH.method)
+            probe = call.future(SERVER_HEALTH.request, timeout_s, MARK)
+        except BaseException as error:  # closed meanwhile, or of the user's `connect`
+            BACKGROUND.end_call(background)
+            if not isinstance(error, Exception):
+                done(None, error)
+                raise
+            if not subchannel.removed:
+                emit(CallbackFailed(self._pool.name, f"connect {subchannel.id}", error))
+            done(None, error)
+            return
+        background.cancel = probe.cancel
+        probe.add_done_callback(InternalCallback(_probed, background, done))
+
+
+def _probed(background: BackgroundCall, done: ProbeDone, probe: Any) -> None:
+    """Handle the end of a probe. On gRPC's thread."""
+    BACKGROUND.end_call(background)
+    done(*outcome_of(probe))
+
 
 class _Pool(SubchannelPool[Subchannel]):
     """The subchannels of one channel, their health, and the calls that wait."""
@@ -106,7 +135,7 @@ class _Pool(SubchannelPool[Subchannel]):
 
     def __init__(self, *args: Any, timer: Timer | None, **settings: Any) -> None:
         super().__init__(*args, timer=timer, **settings)
-        self.checker = HealthChecker(self, _Prober(self), timer)
+        self.checker = HealthChecker(self, timer)
         self.waiting = _WaitingCalls(self)
         self.state = ClientState(CallPolicy(), timer=timer, queue_of=_no_queue)
         """The state of waiting calls, without policies."""
@@ -239,42 +268,6 @@ def _poll(calls: weakref.ref[_WaitingCalls], wake: threading.Event) -> None:
         if poll_s is None:
             return
         wake.wait(poll_s)
-
-
-class _Prober:
-    """Sends the health checks of one channel."""
-
-    def __init__(self, pool: _Pool) -> None:
-        self._pool = pool
-
-    def run_soon(self, job: Callable[[], object]) -> None:
-        EXECUTOR.submit(("health checks", self._pool), job)
-
-    def probe(self, subchannel: Subchannel, timeout_s: float, done: ProbeDone) -> None:
-        pool, background = self._pool, BACKGROUND.begin_call()
-        if background is None:
-            done(None, None)
-            return
-        try:
-            call = pool.connections.connection_of(subchannel).heartbeat_call(SERVER_HEALTH.method)
-            probe = call.future(SERVER_HEALTH.request, timeout_s, MARK)
-        except BaseException as error:  # closed meanwhile, or of the user's `connect`
-            BACKGROUND.end_call(background)
-            if not isinstance(error, Exception):
-                done(None, error)
-                raise
-            if not subchannel.removed:
-                emit(CallbackFailed(pool.name, f"connect {subchannel.id}", error))
-            done(None, error)
-            return
-        background.cancel = probe.cancel
-        probe.add_done_callback(InternalCallback(_probed, background, done))
-
-
-def _probed(background: BackgroundCall, done: ProbeDone, probe: Any) -> None:
-    """Handle the end of a probe. On gRPC's thread."""
-    BACKGROUND.end_call(background)
-    done(*outcome_of(probe))
 
 
 # --- Calls ---

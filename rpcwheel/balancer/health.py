@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Generic
 
 import grpc
 
@@ -35,14 +35,12 @@ from .policy import DEFAULT_HEALTH_CHECK_BACKOFF
 from .subchannel import FAILING, READY, RecentErrors, S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from rpcwheel.timer import Timeout
     from rpcwheel.timer.api import Timer
 
     from .subchannels import SubchannelPool
-
-    ProbeDone: TypeAlias = Callable[[bytes | None, BaseException | None], object]
 
 STALE_INTERVAL_NS: Final = 5_000_000_000
 """How often a stale subchannel is checked."""
@@ -59,25 +57,10 @@ EXPLAIN_AGAIN_S: Final = 1.0
 result, and use it."""
 
 
-class Prober(Protocol):
-    """What health checks need of `grpc` or `grpc.aio`."""
-
-    def run_soon(self, job: Callable[[], object]) -> None:
-        """Call `job()` on a worker, or on the loop. Any thread; does not block."""
-
-    def probe(self, subchannel: Any, timeout_s: float, done: ProbeDone) -> None:
-        """Call `SERVER_HEALTH` on the connection of a subchannel.
-
-        Runs on a worker, a caller's thread, or the loop.
-        Calls `done(response, error)`, with None for one of them, on any thread, or on the loop,
-        also if it raises. If the process is exiting, calls `done(None, None)`.
-        """
-
-
 class HealthChecker(Generic[S]):
     """The health of the subchannels of one channel. Thread-safe."""
 
-    def __init__(self, pool: SubchannelPool[S], prober: Prober, timer: Timer | None) -> None:
+    def __init__(self, pool: SubchannelPool[S], timer: Timer | None) -> None:
         """Make a checker; checks nothing yet.
 
         The timer is `shared_timer()` if it is None; its timeouts have only weak references.
@@ -85,7 +68,7 @@ class HealthChecker(Generic[S]):
         policy = pool.policy
         backoff = policy.health_check_backoff
         self._pool = pool
-        self._prober = prober
+        self._connections = pool.connections
         self._timer = timer
         self._ejection = OutlierEjection(policy.outlier_ejection)
         self._backoff = Backoff(DEFAULT_HEALTH_CHECK_BACKOFF if backoff is None else backoff)
@@ -194,7 +177,7 @@ class HealthChecker(Generic[S]):
         if delay_ns is None:
             delay_ns = STALE_INTERVAL_NS if subchannel.stale else self.check_delay_ns(subchannel)
         if delay_ns == 0:
-            self._prober.run_soon(partial(self._check, subchannel, generation))
+            self._connections.run_soon(partial(self._check, subchannel, generation))
             return
         if delay_ns == NEVER:
             return
@@ -225,7 +208,7 @@ class HealthChecker(Generic[S]):
         """Check a subchannel if it is still alive. Runs on the timer's thread."""
         alive = subchannel()
         if alive is not None:
-            self._prober.run_soon(partial(self._check, alive, generation))
+            self._connections.run_soon(partial(self._check, alive, generation))
 
     def forget(self, subchannel: S) -> None:
         """Cancel the check of a subchannel that is healthy again, or removed."""
@@ -258,14 +241,14 @@ class HealthChecker(Generic[S]):
         elif state is READY:
             health.checking = True
             done = partial(self._probed, subchannel, generation)
-            self._prober.probe(subchannel, self._timeout_s, done)
+            self._connections.probe(subchannel, self._timeout_s, done)
         elif subchannel.stale and state is FAILING:
             pool.remove_stale(subchannel)
         elif health.ejected:  # it gets no calls, as it is not READY
             self._note_answer(subchannel)
         else:
             if not subchannel.healthy:
-                pool.connections.connect((subchannel,))
+                self._connections.connect((subchannel,))
             self.check_later(subchannel)
 
     def _probed(
@@ -279,7 +262,7 @@ class HealthChecker(Generic[S]):
             self._end_check(subchannel, generation, None)
             return
         answered = is_answered(response, error)
-        self._prober.run_soon(partial(self._end_check, subchannel, generation, answered))
+        self._connections.run_soon(partial(self._end_check, subchannel, generation, answered))
 
     def _end_check(self, subchannel: S, generation: int, answered: bool | None) -> None:
         pool, health = self._pool, subchannel.health
@@ -346,7 +329,7 @@ class HealthChecker(Generic[S]):
             for subchannel in failing:
                 left -= 1
                 done = partial(self._explained, subchannel)
-                self._prober.probe(subchannel, EXPLAIN_TIMEOUT_S, done)
+                self._connections.probe(subchannel, EXPLAIN_TIMEOUT_S, done)
         except BaseException:  # such as `SystemExit` of the user's `connect`: the others do not run
             with pool.lock:
                 self._explaining -= left

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from .pickers import Picker
     from .policy import BalancerPolicy
 
+    ProbeDone = Callable[[bytes | None, BaseException | None], object]
+
 RECONNECT_NS: Final = 1_000_000_000
 """The wait before `connect` is called again after it raised."""
 
@@ -89,7 +91,7 @@ class Checks(Protocol[S_contra]):
 
 
 class Connections(Generic[S]):
-    """Makes and drains the connections of a pool's subchannels.
+    """Makes, probes and drains the connections of a pool's subchannels.
 
     The subclass of each API decides on which thread; other methods may be called on any thread.
     """
@@ -132,6 +134,19 @@ class Connections(Generic[S]):
 
     def closed_error(self) -> Exception:
         """Return the exception that gRPC raises for a call on a closed channel."""
+        raise NotImplementedError
+
+    def run_soon(self, job: Callable[[], object]) -> None:
+        """Call `job()` on a worker, or on the loop. Any thread; does not block."""
+        raise NotImplementedError
+
+    def probe(self, subchannel: S, timeout_s: float, done: ProbeDone) -> None:
+        """Call `SERVER_HEALTH` on the connection of a subchannel.
+
+        Runs on a worker, a caller's thread, or the loop.
+        Calls `done(response, error)`, with None for one of them, on any thread, or on the loop,
+        also if it raises. If the process is exiting, calls `done(None, None)`.
+        """
         raise NotImplementedError
 
     # --- The rest ---

@@ -12,39 +12,14 @@ from rpcwheel.balancer.health import HealthChecker, connect_failure
 from rpcwheel.errors import TimerStopped
 from rpcwheel.events import CallbackFailed, ExecutorRejected
 
-RESULTS = {
-    True: (b"", None),
-    False: (None, FinishedError(grpc.StatusCode.UNAVAILABLE, "")),
-    None: (None, None),
-}
-"""The response and error of a probe that was answered, was not, or could not be sent any more."""
-
-
-class Prober:
-    """Runs checks at once with the result that the test sets; None for no result yet."""
-
-    def __init__(self):
-        self.answers = []
-        self.probes = []
-        self.done = None
-
-    def run_soon(self, check):
-        check()
-
-    def probe(self, subchannel, timeout_s, done):
-        self.probes.append(subchannel.instance.port)
-        self.done = lambda answered: done(*RESULTS[answered])
-        if self.answers:
-            self.done(self.answers.pop(0))
-
 
 class Checked:
     """A pool with two READY subchannels, its health checks, and the first subchannel."""
 
     def __init__(self, pool, timer):
         self.pool, self._timer = pool, timer
-        self.prober = Prober()
-        pool.checker = HealthChecker(pool, self.prober, timer)
+        self.prober = pool.connections
+        pool.checker = HealthChecker(pool, timer)
         pool.update_ready([at(1), at(2)])
         self.one = pool.subchannel(1)
 
@@ -257,12 +232,12 @@ def test_with_a_stopped_timer_subchannels_become_healthy_at_once(checked, timer,
 def test_a_dropped_pool_is_not_kept_by_its_checks(checked, timer, make_pool):
     checked.mark_unhealthy()
     assert timer.pending == 1
-    prober = checked.prober
-    del checked.pool, checked.one
+    probes = checked.prober.probes
+    del checked.pool, checked.prober, checked.one
     gc.collect()
     assert not [one for one in gc.get_objects() if type(one) is FakePool]
     timer.advance(60)
-    assert (prober.probes, timer.pending) == ([], 0)
+    assert (probes, timer.pending) == ([], 0)
 
 
 def test_the_reason_of_a_failed_connection_is_taken_from_grpcs_details():

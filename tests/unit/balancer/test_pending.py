@@ -1,7 +1,6 @@
 """Calls that wait for a READY subchannel."""
 
 import threading
-from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -92,7 +91,8 @@ def test_a_call_waits_until_probes_have_found_out_why_servers_cannot_be_reached(
     def probe(subchannel, timeout_s, done):
         probes.append((subchannel.instance.port, done))
 
-    probes, pool.checker = [], HealthChecker(pool, SimpleNamespace(probe=probe), None)
+    probes, pool.connections.probe = [], probe
+    pool.checker = HealthChecker(pool, None)
     pool.update([at(port) for port in range(1, 6)])
     pool.set_states(p1=FAILING, p2=FAILING, p3=FAILING, p4=FAILING, p5=FAILING)
     pending = pool.rules.begin(*CALL, None, False, now_s=100.0)
@@ -115,7 +115,7 @@ def test_only_servers_that_the_call_may_use_are_probed(pool):
     def probe(subchannel, timeout_s, done):
         done(None, FinishedError(UNAVAILABLE, f"last error: refused by {subchannel.id}"))
 
-    pool.checker = HealthChecker(pool, SimpleNamespace(probe=probe), None)
+    pool.connections.probe, pool.checker = probe, HealthChecker(pool, None)
     dubbo = {"dubbo.interface": "com.example.Orders"}
     gray = at(4, metadata=dubbo | {"dubbo.tag": "gray"})
     pool.update([*(at(port, metadata=dubbo) for port in (1, 2, 3)), gray])
@@ -130,7 +130,7 @@ def test_a_status_has_the_results_of_probes_that_end_while_it_is_made(pool):
     def probe(subchannel, timeout_s, done):
         done(None, FinishedError(UNAVAILABLE, "last error: refused"))
 
-    pool.checker = HealthChecker(pool, SimpleNamespace(probe=probe), None)
+    pool.connections.probe, pool.checker = probe, HealthChecker(pool, None)
     pool.update([at(1)])
     pool.set_states(p1=FAILING)
     pending = pool.rules.begin(*CALL, None, False, now_s=100.0)

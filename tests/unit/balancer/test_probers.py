@@ -12,27 +12,29 @@ from rpcwheel.balancer import aio_channel, channel
 SUBCHANNEL = SimpleNamespace(id="a", removed=False)
 
 
-def pool_whose_connect_raises(error, **parts):
-    connections = SimpleNamespace(connection_of=Mock(side_effect=error))
-    return SimpleNamespace(name="shop", connections=connections, **parts)
+def connections_whose_connect_raises(module, error, **parts):
+    pool = SimpleNamespace(name="shop", **parts)
+    connections = module._Connections(pool, None, {}, None, None)
+    connections.connection_of = Mock(side_effect=error)
+    return connections
 
 
 def test_a_check_whose_connect_raises_system_exit_ends(monkeypatch):
     background, error, ends = BackgroundCalls(), SystemExit(), []
     monkeypatch.setattr(channel, "BACKGROUND", background)
-    prober = channel._Prober(pool_whose_connect_raises(error))
+    connections = connections_whose_connect_raises(channel, error)
     with pytest.raises(SystemExit):
-        prober.probe(SUBCHANNEL, 1.0, lambda *end: ends.append(end))
+        connections.probe(SUBCHANNEL, 1.0, lambda *end: ends.append(end))
     assert ends == [(None, error)]
     assert background._in_flight() == []
 
 
 async def test_a_check_that_is_canceled_before_its_first_step_ends():
-    jobs = SimpleNamespace(enter=asyncio.get_running_loop, run_soon=None)
-    prober = aio_channel._Prober(pool_whose_connect_raises(ValueError(), jobs=jobs))
+    jobs = SimpleNamespace(enter=asyncio.get_running_loop)
+    connections = connections_whose_connect_raises(aio_channel, ValueError(), jobs=jobs)
     end = asyncio.get_running_loop().create_future()
-    prober.probe(SUBCHANNEL, 1.0, lambda *result: end.set_result(result))
-    (task,) = prober.tasks
+    connections.probe(SUBCHANNEL, 1.0, lambda *result: end.set_result(result))
+    (task,) = connections.probes
     task.cancel()
     assert await end == (None, None)
-    assert not prober.tasks
+    assert not connections.probes
