@@ -20,7 +20,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -126,6 +125,13 @@ class ServiceWatch:
         self._queues: list[SerialExecutor] = []  # of listeners; made when needed: 2 kB each
         self._turn = itertools.count()
         self._listeners: dict[Listener, SerialExecutor] = {}
+        # Of the `WatchManager`.
+        self.users: set[object] = set()
+        self.backend_watch: Watch | None = None
+        """The watch of the backend, which notifies this."""
+        self.failures = 0
+        self.due_ns = NEVER
+        """When the backend's watch is tried again."""
         self.reset()
         self._closed = False  # after `reset`, which closes the watch of a forked child
         reset_after_fork(self)
@@ -268,19 +274,6 @@ class ServiceWatch:
         return shown.since_ns is None and shown.snapshot.instances is instances
 
 
-@dataclass(eq=False, slots=True)
-class _ManagedWatch:
-    """A watch, its users, and the watch of the backend that notifies it."""
-
-    watch: ServiceWatch
-    users: set[object] = field(default_factory=set)
-    ended: bool = False
-    backend_watch: Watch | None = None
-    failures: int = 0
-    due_ns: int = NEVER
-    """When the backend's watch is tried again."""
-
-
 class WatchManager:
     """All watches of one session. Thread-safe; nothing here waits for the backend."""
 
@@ -319,7 +312,7 @@ class WatchManager:
     def reset(self) -> None:
         """Forget everything, in a forked child, where no watch runs."""
         self._lock = threading.RLock()
-        self._watches: dict[str, _ManagedWatch] = {}
+        self._watches: dict[str, ServiceWatch] = {}
 
     def acquire(self, service: str, user: object) -> ServiceWatch:
         """Watch a service until all users have released it.
@@ -332,27 +325,23 @@ class WatchManager:
             if self._closed:
                 raise RegistryClosed(f"{self._registry} was closed")
             self._timer.start()
-            managed = self._watches.get(service)
-            if managed is None:
-                managed = self._watches[service] = _ManagedWatch(self._new_watch(service))
-                self._jobs.add(partial(self._begin, managed))
-            managed.users.add(user)
+            watch = self._watches.get(service)
+            if watch is None:
+                watch = self._watches[service] = self._new_watch(service)
+                self._jobs.add(partial(self._begin, watch))
+            watch.users.add(user)
         self._jobs.start()
-        return managed.watch
+        return watch
 
     def release(self, watch: ServiceWatch, user: object) -> None:
         """End the watch of a service if this was its last user. Idempotent."""
         with self._lock:
-            managed = self._watches.get(watch.service)
-            if managed is None or managed.watch is not watch:
-                return
-            managed.users.discard(user)
-            if managed.users:
+            watch.users.discard(user)
+            if watch.users or self._watches.get(watch.service) is not watch:
                 return
             del self._watches[watch.service]
-            self._end_later(managed)
             snapshot = watch.snapshot
-            watch.close()  # before another watch of the service writes the snapshot file
+            self._close_watch(watch)  # before another one of the service writes the snapshot file
         if snapshot is not None:
             self._on_unused(snapshot)
         self._jobs.start()
@@ -360,64 +349,62 @@ class WatchManager:
     def snapshot_of(self, service: str) -> Snapshot | None:
         """Return the snapshot of a service; None if it is not watched, or there is none yet."""
         with self._lock:
-            managed = self._watches.get(service)
-        return None if managed is None else managed.watch.snapshot
+            watch = self._watches.get(service)
+        return None if watch is None else watch.snapshot
 
     def watches(self) -> list[ServiceWatch]:
         """Return the watches of all services that are subscribed to."""
         with self._lock:
-            return [managed.watch for managed in self._watches.values()]
+            return list(self._watches.values())
 
     def close(self) -> None:
         """End all watches; waits for nothing."""
         with self._lock:
             self._closed = True
             self._timer.clear()
-            ended = list(self._watches.values())
+            for watch in self._watches.values():
+                self._close_watch(watch)  # under the lock: a second caller waits for it
             self._watches.clear()
-            for managed in ended:
-                self._end_later(managed)
-                managed.watch.close()  # a second caller waits for it
         self._jobs.start()
 
-    def _end_later(self, managed: _ManagedWatch) -> None:
-        managed.ended = True
-        self._jobs.add(partial(self._end, managed))
+    def _close_watch(self, watch: ServiceWatch) -> None:
+        watch.close()
+        self._jobs.add(partial(self._end, watch))
 
     def _timer_expired(self) -> None:
         """On the timer's thread."""
         with self._lock:
             now_ns = self._timer.now_ns()
-            all_managed = self._watches.values()
-            for managed in all_managed:
-                if managed.due_ns <= now_ns:
-                    managed.due_ns = NEVER
-                    self._jobs.add(partial(self._begin, managed))
-            self._timer.wake(min((managed.due_ns for managed in all_managed), default=NEVER))
+            watches = self._watches.values()
+            for watch in watches:
+                if watch.due_ns <= now_ns:
+                    watch.due_ns = NEVER
+                    self._jobs.add(partial(self._begin, watch))
+            self._timer.wake(min((watch.due_ns for watch in watches), default=NEVER))
         self._jobs.start()
 
     # On a worker, one after the other
 
-    def _begin(self, managed: _ManagedWatch) -> None:
-        managed.watch.wait_for_file()
-        if managed.ended:
+    def _begin(self, watch: ServiceWatch) -> None:
+        watch.wait_for_file()
+        if watch.closed:
             return
         try:
-            managed.backend_watch = self._backend.watch(managed.watch.service, managed.watch)
+            watch.backend_watch = self._backend.watch(watch.service, watch)
         except BaseException as error:  # noqa: BLE001 - a backend of the user's; tried again
-            managed.failures += 1
-            delay_ns = self._rules.retry_ns(managed.failures, elapsed_ns=0, error=error)
+            watch.failures += 1
+            delay_ns = self._rules.retry_ns(watch.failures, elapsed_ns=0, error=error)
             with self._lock:
-                retried = not managed.ended
+                retried = not watch.closed
                 if retried:
-                    managed.due_ns = self._timer.now_ns() + delay_ns
-                    self._timer.wake(managed.due_ns)
+                    watch.due_ns = self._timer.now_ns() + delay_ns
+                    self._timer.wake(watch.due_ns)
             self._report(error, to_seconds(delay_ns) if retried else None)
 
-    def _end(self, managed: _ManagedWatch) -> None:
+    def _end(self, watch: ServiceWatch) -> None:
         try:
-            if managed.backend_watch is not None:
-                managed.backend_watch.close()
+            if watch.backend_watch is not None:
+                watch.backend_watch.close()
         except BaseException as error:  # noqa: BLE001 - a backend of the user's
             self._report(error, None)
 
