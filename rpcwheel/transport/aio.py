@@ -159,9 +159,6 @@ class ReconnectingChannel(ReconnectingBase["AioTransport"], Channel):
     def _replaced(self) -> None:
         self._replaced_or_closed.notify()
 
-    def _discard(self, transport: AioTransport) -> None:
-        self._close_soon(asyncio.get_running_loop(), transport)
-
     def _expire_soon(self, transport: AioTransport, timeout: Timeout) -> None:
         if self._loop is not None:
             call_on_loop(self._loop, self._expire, transport)

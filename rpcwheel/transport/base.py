@@ -101,10 +101,6 @@ class ReconnectingBase(Generic[T]):
         """Another transport is active."""
         raise NotImplementedError
 
-    def _discard(self, transport: T) -> None:
-        """Close a transport that was never active."""
-        raise NotImplementedError
-
     def _close_transport(self, transport: T) -> None:
         """Close a transport, now or soon, and end the calls on it with its `end_details`."""
         raise NotImplementedError
@@ -168,7 +164,7 @@ class ReconnectingBase(Generic[T]):
             if (force or transports.active is seen) and transports.accepts_calls:
                 reconnected = transports.reconnect(new, drain_ns, reason, backoff_ns)
         if reconnected is None:
-            self._discard(new)
+            self._close_transport(new)
             return False
         old, over = reconnected
         event = ConnectionReplaced(self.target, number=new.number, reason=reason, calls=calls)

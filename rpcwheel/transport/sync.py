@@ -114,9 +114,6 @@ class ReconnectingChannel(ReconnectingBase["SyncTransport"], multicallable.Chann
     def _replaced(self) -> None:
         self._subscriptions.watch_active()
 
-    def _discard(self, transport: SyncTransport) -> None:
-        transport.channel.close()
-
     def _expire_soon(self, transport: SyncTransport, timeout: Timeout) -> None:
         EXECUTOR.submit(self, partial(self._expire, transport))
 
