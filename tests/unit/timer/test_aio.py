@@ -1,4 +1,4 @@
-"""`AsyncWheelTimer` on asyncio and uvloop: handles, wake-ups, threads, coroutines, stop."""
+"""`AsyncWheelTimer`: handles, wake-ups, threads, coroutines, stop."""
 
 import asyncio
 import contextvars
@@ -14,28 +14,10 @@ import pytest
 from fixtures.event_loops import uvloop
 from fixtures.forks import holds_in_child
 from fixtures.timers import run_threads
-from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
+from fixtures.waiting import aio_wait_until, wait_until
 from rpcwheel.call.deadline import current_deadline, deadline_scope
 from rpcwheel.telemetry import components
 from rpcwheel.timer import AsyncWheelTimer, TimerStopped, aio
-
-
-def uvloop_factory():
-    if uvloop is None:
-        pytest.skip("uvloop is not installed")
-    return uvloop.new_event_loop
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request):
-    """Run a coroutine function on a new event loop, of asyncio and of uvloop."""
-    factory = uvloop_factory() if request.param == "uvloop" else asyncio.new_event_loop
-
-    def run(main):
-        with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(asyncio.wait_for(main(), WAIT_S))
-
-    return run
 
 
 async def test_a_timer_has_one_handle_in_the_loop():
@@ -60,31 +42,28 @@ async def test_a_timer_has_one_handle_in_the_loop():
     assert max(counts) == 1
 
 
-def test_tasks_do_not_have_the_context_of_a_handler_that_starts_a_timeout(run):
-    async def main():
-        deadlines, ran = [], asyncio.Event()
+async def test_tasks_do_not_have_the_context_of_a_handler_that_starts_a_timeout():
+    deadlines, ran = [], asyncio.Event()
 
-        def task(_):
-            deadlines.append(current_deadline())
-            ran.set()
+    def task(_):
+        deadlines.append(current_deadline())
+        ran.set()
 
-        async with AsyncWheelTimer() as timer:
-            with deadline_scope(60.0):
-                timer.new_timeout(task, 0.01)
-                context = contextvars.copy_context()
-            await ran.wait()
-            ran.clear()
-            start = functools.partial(context.run, timer.new_timeout, task, 0.0)
-            run_threads(start, functools.partial(time.sleep, 0.01))  # it is due at the wake-up
-            await ran.wait()
-        assert deadlines == [None, None]
-
-    run(main)
+    async with AsyncWheelTimer() as timer:
+        with deadline_scope(60.0):
+            timer.new_timeout(task, 0.01)
+            context = contextvars.copy_context()
+        await ran.wait()
+        ran.clear()
+        start = functools.partial(context.run, timer.new_timeout, task, 0.0)
+        run_threads(start, functools.partial(time.sleep, 0.01))  # it is due at the wake-up
+        await ran.wait()
+    assert deadlines == [None, None]
 
 
+@pytest.mark.skipif(uvloop is None, reason="uvloop is not installed")
 def test_uvloop_delays_are_rounded_up_to_milliseconds():
     """uvloop rounds half a millisecond to 0: the timer would not pause until the deadline."""
-    factory = uvloop_factory()
 
     async def main():
         loop = asyncio.get_running_loop()
@@ -108,125 +87,110 @@ def test_uvloop_delays_are_rounded_up_to_milliseconds():
         assert min(asked) >= 0.001
         assert asked[-1] == pytest.approx(0.003)
 
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
 
 
-def test_a_task_may_be_a_coroutine_function_and_its_errors_are_reported(run):
-    async def main():
-        seen, ran = [], []
-        async with AsyncWheelTimer(on_error=lambda *args: seen.append(args)) as timer:
+async def test_a_task_may_be_a_coroutine_function_and_its_errors_are_reported():
+    seen, ran = [], []
+    async with AsyncWheelTimer(on_error=lambda *args: seen.append(args)) as timer:
 
-            async def work(expired):
-                await asyncio.sleep(0)
-                ran.append(expired)
+        async def work(expired):
+            await asyncio.sleep(0)
+            ran.append(expired)
 
-            async def fail(_):
-                await asyncio.sleep(0)
-                raise ValueError("boom")
+        async def fail(_):
+            await asyncio.sleep(0)
+            raise ValueError("boom")
 
-            first, second = timer.new_timeout(work, 0), timer.new_timeout(fail, 0.001)
-            await aio_wait_until(lambda: seen and ran)
-        ((timeout, error),) = seen
-        assert (ran, timeout, str(error)) == ([first], second, "boom")
-        assert first.task is second.task is None
-        assert timer.stats().failed == 1
-
-    run(main)
+        first, second = timer.new_timeout(work, 0), timer.new_timeout(fail, 0.001)
+        await aio_wait_until(lambda: seen and ran)
+    ((timeout, error),) = seen
+    assert (ran, timeout, str(error)) == ([first], second, "boom")
+    assert first.task is second.task is None
+    assert timer.stats().failed == 1
 
 
-def test_aclose_cancels_running_coroutines_and_waits_for_them(run):
-    async def main():
-        began, ended = asyncio.Event(), []
-        timer, before = AsyncWheelTimer(), asyncio.all_tasks()
+async def test_aclose_cancels_running_coroutines_and_waits_for_them():
+    began, ended = asyncio.Event(), []
+    timer, before = AsyncWheelTimer(), asyncio.all_tasks()
 
-        async def work(_):
-            began.set()
-            try:
-                await asyncio.sleep(3600)
-            finally:
-                ended.append(True)
+    async def work(_):
+        began.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append(True)
 
+    timer.new_timeout(work, 0)
+    later = timer.new_timeout(work, 60.0)
+    await began.wait()
+    assert await timer.aclose() == [later]
+    assert ended == [True]
+    assert asyncio.all_tasks() == before
+    assert await timer.aclose() == []
+    with pytest.raises(TimerStopped):
         timer.new_timeout(work, 0)
-        later = timer.new_timeout(work, 60.0)
-        await began.wait()
-        assert await timer.aclose() == [later]
-        assert ended == [True]
-        assert asyncio.all_tasks() == before
-        assert await timer.aclose() == []
-        with pytest.raises(TimerStopped):
-            timer.new_timeout(work, 0)
-
-    run(main)
 
 
 @pytest.mark.parametrize("way", ["stop", "aclose"])
-def test_a_coroutine_may_stop_its_own_timer(run, way):
-    async def main():
-        timer, done = AsyncWheelTimer(), asyncio.Event()
-        later = timer.new_timeout(print, 60.0)
-        got = []
+async def test_a_coroutine_may_stop_its_own_timer(way):
+    timer, done = AsyncWheelTimer(), asyncio.Event()
+    later = timer.new_timeout(print, 60.0)
+    got = []
 
-        async def work(_):
-            await asyncio.sleep(0)
-            got.extend(timer.stop() if way == "stop" else await timer.aclose())
-            done.set()
+    async def work(_):
+        await asyncio.sleep(0)
+        got.extend(timer.stop() if way == "stop" else await timer.aclose())
+        done.set()
 
-        timer.new_timeout(work, 0)
-        await done.wait()
-        assert got == [later]
-
-    run(main)
+    timer.new_timeout(work, 0)
+    await done.wait()
+    assert got == [later]
 
 
-def test_another_thread_may_stop_the_timer_while_a_task_runs(run):
-    async def main():
-        timer, errors, done = AsyncWheelTimer(), [], asyncio.Event()
-        later = timer.new_timeout(print, 60.0)
+async def test_another_thread_may_stop_the_timer_while_a_task_runs():
+    timer, errors, done = AsyncWheelTimer(), [], asyncio.Event()
+    later = timer.new_timeout(print, 60.0)
 
-        def stop():
-            try:
-                errors.append(timer.stop())
-            except BaseException as error:  # noqa: BLE001 - looked at below
-                errors.append(error)
+    def stop():
+        try:
+            errors.append(timer.stop())
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            errors.append(error)
 
-        def task(timeout):
-            thread = threading.Thread(target=stop)
-            thread.start()
-            wait_until(lambda: errors)
-            done.set()
+    def task(timeout):
+        thread = threading.Thread(target=stop)
+        thread.start()
+        wait_until(lambda: errors)
+        done.set()
 
-        timer.new_timeout(task, 0)
-        await done.wait()
-        assert errors == [[later]]
-        await timer.aclose()
-
-    run(main)
+    timer.new_timeout(task, 0)
+    await done.wait()
+    assert errors == [[later]]
+    await timer.aclose()
 
 
-def test_other_callbacks_of_the_loop_run_between_batches_of_tasks(run):
-    async def main():
-        ran, between = [], []
-        loop = asyncio.get_running_loop()
-        async with AsyncWheelTimer() as timer:
-            for _ in range(10_000):
-                timer.new_timeout(ran.append, 0.001)
+async def test_other_callbacks_of_the_loop_run_between_batches_of_tasks():
+    ran, between = [], []
+    loop = asyncio.get_running_loop()
+    async with AsyncWheelTimer() as timer:
+        for _ in range(10_000):
+            timer.new_timeout(ran.append, 0.001)
 
-            def look():
-                between.append(len(ran))
-                if len(ran) < 10_000:
-                    loop.call_soon(look)
+        def look():
+            between.append(len(ran))
+            if len(ran) < 10_000:
+                loop.call_soon(look)
 
-            time.sleep(0.01)  # noqa: ASYNC251 - the loop is late: all are due
-            look()
-            await aio_wait_until(lambda: len(ran) == 10_000)
-        assert len(set(between)) > 10
-        assert max(b - a for a, b in itertools.pairwise(between)) <= 300
-
-    run(main)
+        time.sleep(0.01)  # noqa: ASYNC251 - the loop is late: all are due
+        look()
+        await aio_wait_until(lambda: len(ran) == 10_000)
+    assert len(set(between)) > 10
+    assert max(b - a for a, b in itertools.pairwise(between)) <= 300
 
 
-def test_a_timer_on_a_closed_loop_raises_timer_stopped(run):
+def test_a_timer_on_a_closed_loop_raises_timer_stopped():
     async def main(waiting):
         timer = AsyncWheelTimer()
         for _ in range(waiting):
@@ -234,7 +198,7 @@ def test_a_timer_on_a_closed_loop_raises_timer_stopped(run):
         return timer
 
     for waiting in (0, 1):
-        timer = run(functools.partial(main, waiting))
+        timer = asyncio.run(main(waiting))
         assert timer.stopped
         assert "stopped" in repr(timer)
         for delay in (0, 60.0):
@@ -243,22 +207,19 @@ def test_a_timer_on_a_closed_loop_raises_timer_stopped(run):
         assert len(timer.stop()) == waiting
 
 
-def test_an_aio_timer_collected_with_pending_timeouts_warns_and_releases_its_tasks(run):
-    async def main():
-        timer = AsyncWheelTimer()
-        task = type("Task", (), {"__call__": lambda self, timeout: None})()
-        gone = weakref.ref(timer), weakref.ref(task)
-        timeout = timer.new_timeout(task, 0.01)
-        del task
-        with pytest.warns(ResourceWarning, match="1 pending> was not stopped; call `await"):
-            del timer
-        assert timeout.cancelled()
-        await asyncio.sleep(0.02)  # the handle is still in the loop, and does nothing
-        del timeout
-        gc.collect()
-        return [ref() for ref in gone]
-
-    assert run(main) == [None, None]
+async def test_an_aio_timer_collected_with_pending_timeouts_warns_and_releases_its_tasks():
+    timer = AsyncWheelTimer()
+    task = type("Task", (), {"__call__": lambda self, timeout: None})()
+    gone = weakref.ref(timer), weakref.ref(task)
+    timeout = timer.new_timeout(task, 0.01)
+    del task
+    with pytest.warns(ResourceWarning, match="1 pending> was not stopped; call `await"):
+        del timer
+    assert timeout.cancelled()
+    await asyncio.sleep(0.02)  # the handle is still in the loop, and does nothing
+    del timeout
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
 
 
 async def test_a_forked_child_does_not_report_a_timer_whose_loop_does_not_run_there():
