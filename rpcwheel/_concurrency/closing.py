@@ -21,12 +21,16 @@ class Closing:
 
 
 class AsyncClosing:
-    """An async context manager that closes itself by `close`, which the subclass defines."""
+    """An async context manager that closes itself by `close`, which the subclass defines.
 
-    close: Callable[..., Awaitable[object]]
+    `close` may be a coroutine function, or not.
+    """
+
+    close: Callable[..., Awaitable[object] | None]
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        if (closing := self.close()) is not None:
+            await closing

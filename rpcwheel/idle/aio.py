@@ -32,10 +32,11 @@ import time
 import weakref
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from rpcwheel._concurrency.closing import AsyncClosing
 from rpcwheel._concurrency.loop import call_on_loop, on_worker, running_loop
 from rpcwheel._grpc.aio_serving import (
     RunningContext,
@@ -321,7 +322,7 @@ class _Call(ServedCall):
             await self._context.abort(grpc.StatusCode.UNAVAILABLE, details)
 
 
-class IdleConnectionDetector(DetectorBase):
+class IdleConnectionDetector(DetectorBase, AsyncClosing):
     """The detector of a `grpc.aio.server`: lists its connections and closes those that are idle.
 
     Create it on the server's loop. It ends with the server, or by `close()`. Connections are closed
@@ -453,9 +454,3 @@ class IdleConnectionDetector(DetectorBase):
     def close(self) -> None:
         """End detection. Afterwards no connection is closed. Idempotent, any thread, no wait."""
         self._stop()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import inspect
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rpcwheel._concurrency.closing import AsyncClosing
 from rpcwheel._concurrency.loop import (
@@ -69,7 +69,7 @@ class Registration(RegistrationBase):
             reached.cancel()
 
 
-class Subscription:
+class Subscription(AsyncClosing):
     """Follows a service until it is closed. An async context manager that closes.
 
     `async for snapshot in subscription` gives the known snapshot, then each change, of several at a
@@ -133,12 +133,6 @@ class Subscription:
             self._end()
         else:
             call_on_loop(self._loop, self._end)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self.close()
 
     @safe_repr
     def __repr__(self) -> str:

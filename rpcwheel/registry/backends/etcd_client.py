@@ -407,26 +407,17 @@ FORK_WARNING: Final = (
 )
 
 
-class _ForkWarning:
-    """Warns at the first fork of this process that gRPC's handlers make unsafe."""
-
-    def __init__(self) -> None:
-        self._is_given = False
-
-    def give(self) -> None:
-        if self._is_given or FORK_SUPPORT in os.environ:
-            return
-        if any(client.is_open for client in list(_CLIENTS)):
-            self._is_given = True
-            warnings.warn(FORK_WARNING, RuntimeWarning, stacklevel=3)
-
-
-_FORK_WARNING: Final = _ForkWarning()
+_warned_of = threading.Event()  # of a fork that gRPC's handlers make unsafe
 
 
 def _after_fork_in_parent() -> None:
     _LOCK.release()
-    _FORK_WARNING.give()  # last, as it may raise: Python reports that and goes on
+    if _warned_of.is_set() or FORK_SUPPORT in os.environ:
+        return
+    if any(client.is_open for client in list(_CLIENTS)):
+        _warned_of.set()
+        # Last, as it may raise: Python reports that and goes on.
+        warnings.warn(FORK_WARNING, RuntimeWarning, stacklevel=2)
 
 
 def _after_fork_in_child() -> None:
