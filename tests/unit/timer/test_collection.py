@@ -60,14 +60,11 @@ def test_tasks_returned_by_stop_can_be_collected(make_queue, start):
     assert all_freed(tasks)
 
 
-def test_tasks_returned_by_aclose_can_be_collected():
-    async def main():
-        timer = AsyncWheelTimer()
-        tasks = start_all(start_periodic, timer)
-        await timer.aclose()
-        return tasks
-
-    assert all_freed(asyncio.run(main()))
+async def test_tasks_returned_by_aclose_can_be_collected():
+    timer = AsyncWheelTimer()
+    tasks = start_all(start_periodic, timer)
+    await timer.aclose()
+    assert all_freed(tasks)
 
 
 @pytest.mark.filterwarnings("ignore:.* was not stopped:ResourceWarning")
@@ -90,16 +87,6 @@ def test_tasks_in_a_shut_down_executor_can_be_collected():
         gate.opened.set()
         executor.shutdown()
         assert all_freed(tasks)
-
-
-def test_cancel_of_a_timeout_returned_by_stop_releases_its_task_and_returns_false(make_queue):
-    timer = ManualTimer(make_queue())
-    timer.new_timeout(print, 1.0)
-    (timeout,) = timer.stop()
-    assert timeout.task is print
-    assert not timeout.cancel()
-    assert timeout.task is None
-    assert not timeout.cancel()
 
 
 def test_cancel_does_not_remove_a_task_that_waits_in_an_executor():

@@ -160,6 +160,8 @@ def test_stop_returns_pending_timeouts_by_deadline_cancelled_with_tasks(make_tim
         assert not timeout.expired()
         assert timeout.task is nothing
         assert not timeout.cancel()
+        assert timeout.task is None
+        assert not timeout.cancel()
         assert not timeout.reschedule(1.0)
     assert timer.stop() == []
     assert timer.stopped
