@@ -9,8 +9,7 @@ import sys
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from fixtures.line_programs import LineProgram
-from fixtures.processes import PACKAGE
+from fixtures.processes import PACKAGE, LineProgram
 from fixtures.programs import ROOT
 from fixtures.prometheus import HTTP, Prometheus, needs_prometheus
 from fixtures.waiting import WAIT_S, wait_until

@@ -6,7 +6,7 @@ import sys
 import pytest
 from ruamel.yaml import YAML
 
-from fixtures.line_programs import LineProgram
+from fixtures.processes import LineProgram
 from fixtures.programs import ROOT, python
 from fixtures.prometheus import DEPLOY, Prometheus, needs_prometheus
 from fixtures.waiting import WAIT_S, wait_until

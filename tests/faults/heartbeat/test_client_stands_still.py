@@ -9,9 +9,8 @@ import time
 import pytest
 
 from fixtures.heartbeat_clients import Client
-from fixtures.line_programs import LineProgram
-from fixtures.processes import PATHS
-from fixtures.waiting import START_S, wait_until
+from fixtures.processes import PATHS, LineProgram
+from fixtures.waiting import wait_until
 
 TIMEOUT = 6.0
 """Seconds after which a silent server is dead: more than one that runs is silent."""
@@ -27,13 +26,8 @@ def start_client(tmp_path):
     with contextlib.ExitStack() as started:
 
         def start(world, target):
-            program = LineProgram(
-                [*command, world, target, str(TIMEOUT)],
-                tmp_path / "log",
-                start_s=START_S,
-                PYTHONPATH=PATHS,
-            )
-            return started.enter_context(program)
+            words = [*command, world, target, str(TIMEOUT)]
+            return started.enter_context(LineProgram(words, tmp_path / "log", PYTHONPATH=PATHS))
 
         yield start
 

@@ -14,10 +14,9 @@ from fixtures.engine_etcd import EtcdEngine
 from fixtures.engine_redis import RedisEngine
 from fixtures.engine_watchers import in_the_end, instance
 from fixtures.engine_zookeeper import ZookeeperEngine
-from fixtures.line_programs import LineProgram
-from fixtures.processes import PATHS
+from fixtures.processes import PATHS, LineProgram
 from fixtures.programs import run_program
-from fixtures.waiting import START_S, WAIT_S
+from fixtures.waiting import WAIT_S
 
 PROGRAM = """
 import os, signal, sys
@@ -121,7 +120,7 @@ def test_forks_while_etcd_is_frozen(opened, fork_support, monkeypatch, tmp_path)
         publisher.publish([instance(1)])
         command = [sys.executable, "-P", "-c", FOLLOWER, engine.url(), str(CHILDREN)]
         log = tmp_path / "log"
-        with LineProgram(command, log, start_s=START_S, PYTHONPATH=PATHS) as follower:
+        with LineProgram(command, log, PYTHONPATH=PATHS) as follower:
             assert follower.answer() == "follows"
             engine.freeze()
             assert follower.ask("") == "forked"

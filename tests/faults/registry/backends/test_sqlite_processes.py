@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from fixtures.engine_watchers import RecordingWatcher
-from fixtures.line_programs import LineProgram
-from fixtures.waiting import START_S, wait_until
+from fixtures.processes import LineProgram
+from fixtures.waiting import wait_until
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends import open_backend
 
@@ -40,7 +40,7 @@ while True:
 def process(path, name, *, many=1, lease):
     """Another process that publishes and renews; killed in the end."""
     command = [sys.executable, "-c", PUBLISHER, f"sqlite://{path}", str(lease), name, str(many)]
-    with LineProgram(command, path.with_name(f"{name}.log"), start_s=START_S) as running:
+    with LineProgram(command, path.with_name(f"{name}.log")) as running:
         yield running.wait_for("published")
 
 
