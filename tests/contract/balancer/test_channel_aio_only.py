@@ -18,7 +18,8 @@ from fixtures.aio_channels import (
     steps,
     still_waits,
 )
-from fixtures.balanced_channels import counts, instance
+from fixtures.balanced_channels import counts, instance, subchannel_of
+from fixtures.event_loops import uvloop
 from fixtures.grpc_servers import IMPATIENT
 from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.balancer import BalancerPolicy
@@ -144,6 +145,26 @@ async def test_other_threads_may_update_it_and_report_an_error(shops, aio_balanc
         await asyncio.to_thread(channel.update, [instance(shops[0]), None])
     assert [one.address for one in channel.subchannels] == [shops[1].target]
     assert await caller(channel)() == b"x"
+
+
+@pytest.mark.skipif(uvloop is None, reason="uvloop is not installed")
+def test_calls_of_each_kind_and_their_end_on_uvloop(shops, timer):
+    async def main():
+        channel = BalancedChannel("test.Shop", timer=timer, balancer_policy=PATIENT)
+        stub = Stub(channel)
+        waiting = [awaiting(stub.unary_unary(b"ab")), awaiting(stub.stream_unary([b"a", b"b"]))]
+        reading = awaiting(stub.unary_stream(b"ab").read())
+        await asyncio.to_thread(channel.update, [instance(shop) for shop in shops])
+        assert await asyncio.gather(*waiting, reading) == [b"ab", b"ab", b"a"]
+        await channel.channel_ready()
+        inner = subchannel_of(channel, shops[0]).channel
+        ended = await hanging(shops[0], inner)
+        inner.reconnect("it is dead", drain_timeout=0, force=True)
+        with pytest.raises(grpc.aio.AioRpcError, match="it is dead"):
+            await ended
+        await channel.close()
+
+    uvloop.run(main())
 
 
 # Closing

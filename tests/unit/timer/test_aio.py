@@ -14,7 +14,7 @@ import pytest
 from fixtures.event_loops import uvloop
 from fixtures.forks import holds_in_child
 from fixtures.timers import run_threads
-from fixtures.waiting import aio_wait_until, wait_until
+from fixtures.waiting import WAIT_S, aio_wait_until, wait_until
 from rpcwheel.call.deadline import current_deadline, deadline_scope
 from rpcwheel.telemetry import components
 from rpcwheel.timer import AsyncWheelTimer, TimerStopped, aio
@@ -220,6 +220,23 @@ async def test_an_aio_timer_collected_with_pending_timeouts_warns_and_releases_i
     del timeout
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
+
+
+@pytest.mark.skipif(uvloop is None, reason="uvloop is not installed")
+@pytest.mark.parametrize(
+    "test",
+    [
+        test_tasks_do_not_have_the_context_of_a_handler_that_starts_a_timeout,
+        test_a_task_may_be_a_coroutine_function_and_its_errors_are_reported,
+        test_aclose_cancels_running_coroutines_and_waits_for_them,
+        test_another_thread_may_stop_the_timer_while_a_task_runs,
+        test_other_callbacks_of_the_loop_run_between_batches_of_tasks,
+        test_an_aio_timer_collected_with_pending_timeouts_warns_and_releases_its_tasks,
+    ],
+)
+def test_uvloop_runs_a_timer_as_asyncio_does(test):
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(test(), WAIT_S))
 
 
 async def test_a_forked_child_does_not_report_a_timer_whose_loop_does_not_run_there():
