@@ -406,16 +406,16 @@ FORK_WARNING: Final = (
     'program (multiprocessing "spawn")'
 )
 
-
-_warned_of = threading.Event()  # of a fork that gRPC's handlers make unsafe
+_warned: Final = threading.Event()
+"""Set when this process was warned of a fork that gRPC's handlers make unsafe: once is enough."""
 
 
 def _after_fork_in_parent() -> None:
     _LOCK.release()
-    if _warned_of.is_set() or FORK_SUPPORT in os.environ:
+    if _warned.is_set() or FORK_SUPPORT in os.environ:
         return
     if any(client.is_open for client in list(_CLIENTS)):
-        _warned_of.set()
+        _warned.set()
         # Last, as it may raise: Python reports that and goes on.
         warnings.warn(FORK_WARNING, RuntimeWarning, stacklevel=2)
 
