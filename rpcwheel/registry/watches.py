@@ -402,9 +402,10 @@ class WatchManager:
             self._report(error, to_seconds(delay_ns) if retried else None)
 
     def _end(self, watch: ServiceWatch) -> None:
+        backend_watch, watch.backend_watch = watch.backend_watch, None
         try:
-            if watch.backend_watch is not None:
-                watch.backend_watch.close()
+            if backend_watch is not None:
+                backend_watch.close()
         except BaseException as error:  # noqa: BLE001 - a backend of the user's
             self._report(error, None)
 
