@@ -245,6 +245,7 @@ def test_register_publishes_draining_and_gives_clients_time_to_see_it_before_it_
     url, registry, capsys, monkeypatch, set_limit, caplog
 ) -> None:
     caplog.set_level("INFO", "rpcwheel.registry")
+    one = f"{url}: published shop.Orders instance 10.0.0.7:50051"
     seen, pauses = [], []
 
     def pause(seconds):
@@ -255,8 +256,9 @@ def test_register_publishes_draining_and_gives_clients_time_to_see_it_before_it_
     monkeypatch.setattr("rpcwheel.cli.registry.time", SimpleNamespace(sleep=pause))
 
     def look(snapshot):
-        seen.append([one.status for one in snapshot.instances])
+        seen.append([each.status for each in snapshot.instances])
         if seen[-1] == ["UP"] and seen.count(["UP"]) == 1:
+            wait_until(lambda: one in caplog.messages)
             ctrl_c.send()
 
     with Interrupt() as ctrl_c, registry.subscribe("shop.Orders", look):
@@ -264,7 +266,6 @@ def test_register_publishes_draining_and_gives_clients_time_to_see_it_before_it_
         assert wait_until(lambda: seen[-1] == [])
     assert len(pauses) == 1
     assert capsys.readouterr().out.endswith("withdrew shop.Orders/10.0.0.7:50051\n")
-    one = f"{url}: published shop.Orders instance 10.0.0.7:50051"
     assert [line for line in caplog.messages if " published " in line] == [
         one,
         f"{one}, status DRAINING",
