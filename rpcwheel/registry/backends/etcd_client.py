@@ -489,9 +489,10 @@ progress:3:WatchProgressRequest
 WatchResponse          header:1:ResponseHeader watch_id:2:i created:3:t canceled:4:t \
 cancel_reason:6:s events:11:*Event
 """
-"""One message per line, its fields as `name:number:type`; those that this package needs. Types: i
-int64, e int32 (for an enum), t bool, b bytes, s string, or a message; `*` before it: repeated.
-Fields of a `oneof` are plain fields of which one is set, which is the same on the wire.
+"""One message per line, its fields as `name:number:type`, without the fields that this package
+does not use. Types: i int64, e int32 (for an enum), t bool, b bytes, s string, or a message; `*`
+before it: repeated. Fields of a `oneof` are plain fields of which one is set, which is the same on
+the wire.
 
 The classes are made at run time in a descriptor pool of their own. etcd's generated code registers
 `rpc.proto` in the pool that all libraries share, so a second one could not be imported."""
