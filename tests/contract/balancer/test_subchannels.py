@@ -212,7 +212,7 @@ def test_an_unhealthy_server_gets_calls_again_when_its_health_check_reports_serv
     unhealthy, healthy = events
     assert unhealthy == SubchannelUnhealthy("test.Shop", one.id, "the test")
     assert (type(healthy), healthy.subchannel) == (SubchannelHealthy, one.id)
-    assert 3.3 <= healthy.after_s < 4
+    assert 2.2 < healthy.after_s < 4  # the answer may come while the time is advanced
 
 
 def test_health_checks_go_on_after_the_user_closed_the_connection(
