@@ -558,21 +558,18 @@ class FailbackQueue:
             raise
         return to_seconds(drain_ns)
 
-    def end_close(self, *, at_exit: bool = False) -> list[FailedCall]:
+    def end_close(
+        self, *, at_exit: bool = False, waits: list[Callable[[], object]] | None = None
+    ) -> list[FailedCall]:
         """End and report all calls that are left. A journal gets them back, which may block.
 
         Args:
             at_exit: Whether the process exits, and the queue was not closed before.
+            waits: Gets a function that waits for the journal; None: this waits.
 
         Returns:
             Those that are lost, and the calls that ended since `begin_close` and that no hook got.
         """
-        failed, wait = self.begin_end(at_exit=at_exit)
-        wait()
-        return failed
-
-    def begin_end(self, *, at_exit: bool = False) -> tuple[list[FailedCall], Callable[[], object]]:
-        """Do what `end_close` does but wait: return its result, and a function that waits."""
         reason = NOT_CLOSED if at_exit else "closed"
         if not at_exit and BACKGROUND.main_thread_has_ended:
             reason = CLOSED_LATE
@@ -591,11 +588,16 @@ class FailbackQueue:
                     self._remove(call, "lost")
         self.calls.notify_if_empty()
         wait = (lambda: None) if self.store is None else self.store.begin_close(at_exit=at_exit)
-        return [
+        failed = [
             *(call.failed_call(ended_ns, why) for call, ended_ns, why in ended),
             *_report_lost(self.name, waiting, reason, now_ns),
             *_report_lost(self.name, running, reason + DURING_ATTEMPT, now_ns),
-        ], wait
+        ]
+        if waits is None:
+            wait()
+        else:
+            waits.append(wait)
+        return failed
 
     def end_at_exit(self) -> None:
         """Queue no more calls, and end those that are left when the process exits."""

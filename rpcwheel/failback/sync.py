@@ -216,11 +216,9 @@ def close_all(
                 cancel()
                 _wait_empty(closing, CANCEL_TIMEOUT_S)
         finally:
-            waits = []
+            waits: list[Callable[[], object]] = []
             for queue in closing:
-                reported, wait = queue.begin_end()
-                failed += reported
-                waits.append(wait)
+                failed += queue.end_close(waits=waits)
             for wait in waits:  # together, as one journal after the other may take seconds
                 wait()
     return failed

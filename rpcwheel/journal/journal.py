@@ -313,7 +313,7 @@ class Journal:
 
         Blocks for `url.timeout_s` at most. If the engine is not available, the lease expires.
         """
-        self._wait(self._begin(partial(self._release, worker)), self._end_s())
+        self._waiting_for(self._begin(partial(self._release, worker)))()
 
     def _release(self, worker: str) -> None:
         failure = self._write_results()
@@ -325,7 +325,7 @@ class Journal:
         self.remove_worker(worker)
 
     def _begin(self, job: Callable[[], object]) -> Future[None]:
-        """Submit a job that has the lock, after the jobs before it; `_wait` waits for its end."""
+        """Submit a job that has the lock, after the jobs before it, for `_waiting_for`."""
         done: Future[None] = Future()
 
         def run() -> None:
@@ -341,16 +341,17 @@ class Journal:
             run()
         return done
 
-    def _end_s(self) -> float:
-        """The time at which to wait no longer for what begins now: `url.timeout_s` at most."""
-        return time.monotonic() + self.url.timeout_s - self._lock.held_s()
+    def _waiting_for(self, done: Future[None]) -> Callable[[], None]:
+        """Return a function that waits for the end of a job, until `url.timeout_s` from now."""
+        end_s = time.monotonic() + self.url.timeout_s - self._lock.held_s()
 
-    def _wait(self, done: Future[None], end_s: float) -> None:
-        """Wait for the end of a job."""
-        if self._lock.is_owned():  # in a signal handler or finalizer: it runs after its request
-            return
-        with suppress(TimeoutError):
-            done.result(max(0.0, end_s - time.monotonic()))
+        def wait() -> None:
+            if self._lock.is_owned():  # in a signal handler or finalizer: it runs after its request
+                return
+            with suppress(TimeoutError):
+                done.result(max(0.0, end_s - time.monotonic()))
+
+        return wait
 
     @property
     def unstored_results(self) -> int:
@@ -460,7 +461,7 @@ class Journal:
         if is_last:
             components.remove("journal", self)
             done = self._begin(self._close)
-        return partial(self._wait, done, self._end_s()) if done else lambda: None
+        return self._waiting_for(done) if done else lambda: None
 
     def _close(self) -> None:
         self._write_results()

@@ -17,9 +17,9 @@ task to keep it.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -122,8 +122,8 @@ class ServiceWatch:
         self._cache = ServiceCache(registry, service, rules, self._now_ns())
         self._shown: TimedSnapshot | None = None
         self._events = NotificationQueue()
-        self._queues: list[SerialExecutor] = []  # of listeners; made when needed: 2 kB each
-        self._turn = itertools.count()
+        # Of listeners, in turn; the last one got the newest. Made when needed: 2 kB each.
+        self._queues: deque[SerialExecutor] = deque()
         self._listeners: dict[Listener, SerialExecutor] = {}
         # Of the `WatchManager`.
         self.users: set[object] = set()
@@ -169,7 +169,9 @@ class ServiceWatch:
         with self._lock:
             if len(self._queues) < LISTENER_QUEUES:
                 self._queues.append(SerialExecutor())
-            queue = self._queues[next(self._turn) % LISTENER_QUEUES]
+            else:
+                self._queues.rotate(-1)
+            queue = self._queues[-1]
             if not self._closed:
                 self._listeners[listener] = queue
         if self._shown is not None and not self._closed:
