@@ -104,9 +104,13 @@ class RetryBudget:
 
         A thread that read the clock more than ten seconds ago gets the newer slot in that place.
         """
-        slot = self._slots[second % RECENT_SECONDS]
+        place = second % RECENT_SECONDS
+        slot = self._slots[place]
         if slot[SECOND] < second:
-            slot = self._slots[second % RECENT_SECONDS] = [second, 0, 0]
+            new = [second, 0, 0]  # first: the garbage collector may run, and then other threads
+            if self._slots[place][SECOND] < second:
+                self._slots[place] = new
+            slot = self._slots[place]
         return slot
 
 

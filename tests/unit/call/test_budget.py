@@ -1,5 +1,6 @@
 """`RetryBudget`: a share of the recent calls of a target, and at least `min_retries`."""
 
+import gc
 from collections import deque
 
 import pytest
@@ -117,3 +118,24 @@ def test_no_call_is_lost_when_threads_count_in_the_same_second():
     one = budget(share=1.0, min_retries=0)
     run_threads(*[lambda: [one.call(3 * S) for _ in range(5000)]] * 4)
     assert taken(one, 3 * S, count=20_001) == 20_000
+
+
+def test_no_call_is_lost_that_a_finalizer_counts_as_a_second_begins():
+    def collected(*_):  # it may call finalizers, and let other threads run
+        budgets[-1].call(S)
+        counted.append(S)
+
+    budgets, before = [], gc.get_threshold()  # kept: else the lists of slots are used again
+    gc.callbacks.append(collected)
+    try:
+        for _ in range(50):
+            gc.set_threshold(0)
+            counted = []
+            budgets.append(budget(share=1.0, min_retries=0))
+            gc.set_threshold(1)
+            budgets[-1].call(S)
+            gc.set_threshold(0)
+            assert taken(budgets[-1], S) == len(counted) + 1
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(collected)
