@@ -66,17 +66,19 @@ class FailbackQueuesBase(Generic[InvokerT]):
     def _add(self, policy: FailbackPolicy, name: str) -> None:
         """Make the queue of a policy, under the lock, or use that of an equal one with a journal.
 
-        If a finalizer or signal handler makes a queue of the same name meanwhile, adds none.
+        If a finalizer or signal handler makes the queue, or one of the same name, meanwhile, adds
+        none.
         """
-        if policy.journal is not None and name in self._by_name:
+        if policy.journal is None:
+            name = self._unused_name(name)
+        elif name in self._by_name:
             self._by_policy[id(policy)] = (policy, self._with_same_name(policy, name))
             return
-        name = self._unused_name(name)
         named = policy.model_copy(update={"name": name})
         invoker = cast("InvokerT", self._invoker_class(named, timer=self._timer))
         key, entry = id(policy), (policy, invoker)  # a kept policy keeps its id
         # No call follows before the stores: a finalizer or signal handler could run in it.
-        if name in self._by_name:
+        if name in self._by_name or key in self._by_policy:
             close_empty(invoker)
             return
         self._by_policy[key] = entry

@@ -12,7 +12,7 @@ ORDERS, MAIL = (FailbackPolicy(retry_on="UNAVAILABLE") for _ in range(2))
 STORED = {"retry_on": "UNAVAILABLE", "journal": "sqlite:///missing/calls.db"}
 
 
-@pytest.mark.parametrize("nth", range(6))
+@pytest.mark.parametrize("nth", range(11))
 @pytest.mark.parametrize(
     ("policy", "other", "names"),
     [
@@ -23,17 +23,17 @@ STORED = {"retry_on": "UNAVAILABLE", "journal": "sqlite:///missing/calls.db"}
     ids=["same policy", "other policy", "equal policy with a journal"],
 )
 def test_a_signal_handler_may_need_a_queue_while_one_is_made(policy, other, names, nth, timer):
-    made, returns = [], itertools.count()
+    made, places = [], itertools.count()
 
     class Recorded(FailbackInvoker):
         def __init__(self, *args, **settings):
             super().__init__(*args, **settings)
             made.append(self)
 
-    def interrupt(frame, event, _):  # a handler may run when a call has returned
-        caller = {"return": frame.f_back, "c_return": frame}.get(event)
-        is_adding = caller is not None and caller.f_code is FailbackQueues._add.__code__
-        if is_adding and next(returns) == nth:
+    def interrupt(frame, event, _):  # a handler may run when a call begins or has returned
+        caller = frame.f_back if event in ("call", "return") else frame
+        is_adding = event != "c_call" and caller.f_code is FailbackQueues._add.__code__
+        if is_adding and next(places) == nth:
             queues.queue_for(other, "/a/*")
 
     with FailbackQueues(timer) as queues:
