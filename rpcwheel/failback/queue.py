@@ -542,6 +542,7 @@ class FailbackQueue:
         """
         refuse_inside(self, "close()")
         drain_ns = max(0, to_ns(drain_timeout, subject="drain_timeout"))
+        drain_s = to_seconds(drain_ns)  # first: Ctrl-C in a later call would leave the queue closed
         if not self.calls.close(self.now_ns() + drain_ns):
             return None
         try:
@@ -556,7 +557,7 @@ class FailbackQueue:
         except BaseException:  # such as Ctrl-C: the calls must be reported
             self.end_close()
             raise
-        return to_seconds(drain_ns)
+        return drain_s
 
     def end_close(
         self, *, at_exit: bool = False, waits: list[Callable[[], object]] | None = None

@@ -13,6 +13,7 @@ import pytest
 import tenacity
 
 from fixtures.forks import held_by_another_thread
+from fixtures.interrupts import interrupted_at_each_call
 from fixtures.timers import run_threads
 from fixtures.waiting import wait_until
 from rpcwheel._grpc.calls import set_not_sent
@@ -22,6 +23,7 @@ from rpcwheel.events import ExecutorRejected, FailbackLost, FailbackRejected
 from rpcwheel.failback import FailbackPolicy, FailbackStats
 from rpcwheel.failback.aio import _start
 from rpcwheel.failback.held_calls import HeldCalls
+from rpcwheel.failback.invoker import begin_close_all
 from rpcwheel.failback.queue import Attempt, FailbackQueue
 from rpcwheel.failback.queued_call import QueuedCall, QueuedCallState, SavedCall
 from rpcwheel.timer import ManualTimer, WheelTimer
@@ -328,6 +330,20 @@ def test_a_close_that_is_interrupted_as_it_begins_reports_the_calls(queue, event
         queue.begin_close(5)
     assert type(events[-1]) is FailbackLost
     assert queue.pending == 0
+
+
+def test_a_queue_whose_close_is_interrupted_reports_its_calls_or_is_listed_as_closing(timer):
+    queues = []
+
+    def begin_close():
+        queues.append(RecordingQueue(timer))
+        queues[-1].add()
+        closing.clear()
+        begin_close_all(queues[-1:], 5, closing)
+
+    closing = []
+    for _ in interrupted_at_each_call(begin_close):
+        assert closing == queues[-1:] or not (queues[-1].calls.closed and queues[-1].pending)
 
 
 def test_a_call_whose_attempt_fails_after_the_timer_was_stopped_is_lost(queue, timer, events):
