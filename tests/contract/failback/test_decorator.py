@@ -133,7 +133,8 @@ def test_a_queued_call_waits_for_an_open_circuit_breaker(timer):
         timer.advance(1)
         wait_until(lambda: all_wait(push.failback))
     assert timer.now - began > 5.0
-    assert push.failback.stats().attempts == 4  # none while the breaker is open
+    # None while the breaker is open; then it may refuse one call while the other one is its probe.
+    assert push.failback.stats().attempts in (4, 5)
     assert function.calls[2:] in ([("first",), ("second",)], [("second",), ("first",)])
 
 

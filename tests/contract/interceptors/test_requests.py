@@ -142,7 +142,8 @@ def test_with_grpc_an_iterator_that_raises_ends_the_call_as_in_grpc(shop, client
     channel = client.open(retry=RETRY.replace(retry_on={"UNKNOWN", "UNAVAILABLE"}))
     error = client.refused(channel, requests=broken())
     assert error.code() is grpc.StatusCode.UNKNOWN
-    assert error.details() == "Exception iterating requests!"
+    # gRPC also has "Stream removed (Exception iterating requests!)", if threads switch often.
+    assert "Exception iterating requests!" in error.details()
     assert len(shop.calls) <= 1
 
 
