@@ -9,10 +9,9 @@ import threading
 
 import pytest
 
-from fixtures.balanced_channels import dead  # noqa: F401 - fixtures
 from fixtures.event_loops import run_and_close
 from fixtures.exiting_process import STARTS_THREADS, output_of
-from fixtures.heartbeats import server  # noqa: F401
+from fixtures.heartbeats import server  # noqa: F401 - a fixture
 from fixtures.shop import UNARY_UNARY
 from fixtures.waiting import WAIT_S, aio_wait_until, in_thread
 from rpcwheel._concurrency.exiting import BackgroundCalls
@@ -27,16 +26,10 @@ each_world = pytest.mark.parametrize("world", ["sync", "aio"])
 
 
 @each_world
-@pytest.mark.parametrize("kind", ["heartbeat", "probe"])
-def test_heartbeats_and_probes_end_when_the_main_thread_ends_beside_a_running_server(world, kind):
-    assert output_of(world, kind) == "ended\n"
-
-
-@each_world
 @STARTS_THREADS
-def test_failback_reports_queued_calls_when_the_main_thread_ends_beside_a_running_server(world):
+def test_background_calls_end_when_the_main_thread_ends_beside_a_running_server(world):
     ended = "undelivered: 1, the program ended before close()\nended\n"
-    assert output_of(world, "failback") == ended
+    assert output_of(world, "probe heartbeat failback") == ended
 
 
 @each_world
@@ -48,13 +41,8 @@ def test_a_delivery_that_is_not_answered_does_not_hang_the_exit(world):
 
 @each_world
 @STARTS_THREADS
-def test_background_calls_continue_for_other_threads_if_the_process_has_no_server(
-    server,  # noqa: F811
-    dead,  # noqa: F811
-    world,
-):
-    assert output_of(world, "heartbeat", server.target) == "went on\n"
-    assert output_of(world, "failback", f"127.0.0.1:{dead}") == "went on\n"
+def test_background_calls_continue_for_other_threads_if_the_process_has_no_server(server, world):  # noqa: F811
+    assert output_of(world, "heartbeat failback", server.target) == "went on\n"
 
 
 # In this process, whose own background calls go on
