@@ -3,7 +3,6 @@
 import contextlib
 import json
 import random
-import time
 
 import grpc
 import pytest
@@ -554,8 +553,7 @@ def test_refused_calls_do_not_count_for_the_limit_of_grpc(world, limited):
 def test_an_adaptive_limit_counts_nothing_after_calls_that_end_at_random(world, limited):
     server = limited(workers=12, limit="adaptive")
     chance = random.Random(11)
-    ends_at = time.monotonic() + 1.0
-    while time.monotonic() < ends_at:
+    for _ in range(10):
         calls = []
         for number in range(40):
             kind = chance.choice(["unary_unary", "unary_unary", "unary_stream", "stream_unary"])

@@ -11,25 +11,12 @@ from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import BaseModel, Field, SecretStr
 
 from rpcwheel.failback.stored import StoredFunction, StoredRpc
 from rpcwheel.failback.stored_functions import FunctionCodec
 from rpcwheel.journal.backend import CallState, StoredCall
 from rpcwheel.rpc import Kind
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False)
-    | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=8,
-)
-
 
 class Color(Enum):
     RED = "red"
@@ -112,14 +99,10 @@ def test_an_argument_comes_back_as_it_was(kind, value):
     assert (read, type(read)) == (value, type(value))
 
 
-@settings(max_examples=30)
-@given(JSON)
-def test_an_argument_without_annotation_takes_what_json_has(value):
-    assert made(lambda argument: argument, value) == value
-
-
 def test_an_argument_without_annotation_comes_back_with_lists_for_tuples():
-    assert made(lambda argument: argument, (1, {"a": (2,)})) == [1, {"a": [2]}]
+    given = (1, {"a": (2,), "": [None, True, -(2**53), 5e-324, float("-inf"), "\0\u2028\U0001f600"]})
+    read = made(lambda argument: argument, given)
+    assert read == [1, {"a": [2], "": given[1][""]}]
 
 
 @pytest.mark.parametrize(
