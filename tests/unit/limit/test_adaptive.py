@@ -70,7 +70,7 @@ VARIES = {
 }
 
 
-@pytest.mark.parametrize("load", [0.9, 2, 10])
+@pytest.mark.parametrize("load", [0.9, 2])
 @pytest.mark.parametrize("varies", VARIES.values(), ids=VARIES)
 def test_handlers_with_different_durations_get_the_whole_capacity(varies, load):
     server = Server(slots=32, duration_s=0.05, varies=varies)
