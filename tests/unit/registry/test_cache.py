@@ -92,29 +92,12 @@ def test_without_self_preservation_unreadable_records_are_an_empty_snapshot():
     assert driver.ids == ""
 
 
-def test_without_self_preservation_no_instance_is_kept_after_a_loss_of_contact():
-    driver = CacheDriver(self_preservation=False)
-    assert driver.update("abc").lose_contact().update("a").ids == "a"
-
-
 # The snapshot file of an earlier run
-
-
-def test_the_file_is_used_after_a_loss_of_contact(driver):
-    driver.remember("ab", age_s=60)
-    assert driver.ids is None
-    driver.lose_contact().advance_to(5)
-    assert driver.ids == "ab"
-    assert (driver.snapshot.source, driver.snapshot.age_s) == ("cache", 65.0)
-    assert driver.take_events(InstancesChanged) == [
-        InstancesChanged(REGISTRY, SERVICE, 2, added=2, removed=0, source="cache")
-    ]
 
 
 def test_the_file_is_used_after_a_second_without_a_view(driver):
     assert driver.remember("a").advance_to(0.9).ids is None
     assert driver.advance_to(1.0).ids == "a"
-
-
-def test_a_file_read_after_a_loss_of_contact_is_used_at_once(driver):
-    assert driver.lose_contact().remember("a").ids == "a"
+    assert driver.take_events(InstancesChanged) == [
+        InstancesChanged(REGISTRY, SERVICE, 1, added=1, removed=0, source="cache")
+    ]
