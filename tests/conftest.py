@@ -36,9 +36,8 @@ def pytest_report_header() -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest tests: at the end, the other workers would wait for them."""
-    items.sort(
-        key=lambda item: ("test_the_site" not in item.name, item.path.name != "test_package.py")
-    )
+    longest = {"test_package.py", "test_documents.py"}
+    items.sort(key=lambda item: ("test_the_site" not in item.name, item.path.name not in longest))
 
 
 def pytest_collection_finish() -> None:

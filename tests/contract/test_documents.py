@@ -1,6 +1,7 @@
 """The documents: their code runs, and their links and pictures are right."""
 
 import functools
+import json
 import re
 import runpy
 import socket
@@ -46,33 +47,46 @@ CODE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 
-RUN_BLOCKS = """
-import sys
+RUN_DOCUMENTS = """
+import json, os, sys
+import rpcwheel  # once for all documents, as it takes longer than most of them
 
-for block in sys.stdin.read().split(chr(0)):
-    exec(compile(block, block.partition(chr(10))[0], "exec"), {"__name__": "__main__"})
+for package in (rpcwheel, rpcwheel.aio):
+    for name in package.__all__:
+        getattr(package, name)
+failed = []
+for blocks in json.load(sys.stdin):
+    child = os.fork()
+    if not child:
+        for block in blocks:
+            exec(compile(block, block.partition(chr(10))[0], "exec"), {"__name__": "__main__"})
+        sys.exit()
+    if os.waitpid(child, 0)[1]:
+        failed.append(blocks[0].partition(chr(10))[0])
+sys.exit(f"failed: {failed}" if failed else 0)
 """
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_the_python_code_of_a_document_runs(name: str) -> None:
+def test_the_python_code_of_each_document_runs() -> None:
     """Each block is a program. Blocks after `<!-- not run: why -->` are only compiled."""
-    text = (ROOT / name).read_text("utf-8")
-    blocks = []
-    for block in CODE.finditer(text):
-        if block["language"] != "python":
-            continue
-        where = f"{name}, line {text.count(chr(10), 0, block.start('code')) + 1}"
-        compile(block["code"], where, "exec")
-        if not name.startswith(RUN_ELSEWHERE) and not block["reason"]:
-            blocks.append(f"# {where}\n{block['code']}")
-    if blocks:
-        with socket.socket() as server_that_is_down:
-            server_that_is_down.bind(("127.0.0.1", 0))
-            port = server_that_is_down.getsockname()[1]
-            code = "\0".join(blocks).replace("127.0.0.1:50051", f"127.0.0.1:{port}")
-            run = python("-c", RUN_BLOCKS, stdin=code)
-        assert run.returncode == 0, run.stdout + run.stderr
+    documents = []
+    for name in DOCUMENTS:
+        text = (ROOT / name).read_text("utf-8")
+        blocks = []
+        for block in CODE.finditer(text):
+            if block["language"] != "python":
+                continue
+            where = f"{name}, line {text.count(chr(10), 0, block.start('code')) + 1}"
+            compile(block["code"], where, "exec")
+            if not name.startswith(RUN_ELSEWHERE) and not block["reason"]:
+                blocks.append(f"# {where}\n{block['code']}")
+        documents += [blocks] if blocks else []
+    with socket.socket() as server_that_is_down:
+        server_that_is_down.bind(("127.0.0.1", 0))
+        port = server_that_is_down.getsockname()[1]
+        code = json.dumps(documents).replace("127.0.0.1:50051", f"127.0.0.1:{port}")
+        run = python("-c", RUN_DOCUMENTS, stdin=code)
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

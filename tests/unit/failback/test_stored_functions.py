@@ -18,6 +18,7 @@ from rpcwheel.failback.stored_functions import FunctionCodec
 from rpcwheel.journal.backend import CallState, StoredCall
 from rpcwheel.rpc import Kind
 
+
 class Color(Enum):
     RED = "red"
 
@@ -100,7 +101,10 @@ def test_an_argument_comes_back_as_it_was(kind, value):
 
 
 def test_an_argument_without_annotation_comes_back_with_lists_for_tuples():
-    given = (1, {"a": (2,), "": [None, True, -(2**53), 5e-324, float("-inf"), "\0\u2028\U0001f600"]})
+    given = (
+        1,
+        {"a": (2,), "": [None, True, -(2**53), 5e-324, float("-inf"), "\0\u2028\U0001f600"]},
+    )
     read = made(lambda argument: argument, given)
     assert read == [1, {"a": [2], "": given[1][""]}]
 
