@@ -89,8 +89,7 @@ def grouped_by(text):
     return [set(re.findall(r"\w+", names)) for names in re.findall(r"\b(?:by|on) \((.*?)\)", text)]
 
 
-@pytest.mark.parametrize("text", EXPRESSIONS)
-def test_an_expression_uses_metrics_labels_codes_and_states_that_exist(text):
+def test_expressions_use_metrics_labels_codes_and_states_that_exist():
     known = {
         "criticality": {criticality.label for criticality in Criticality},
         "grpc_code": {code.name for code in grpc.StatusCode},
@@ -100,20 +99,21 @@ def test_an_expression_uses_metrics_labels_codes_and_states_that_exist(text):
         | {state.value for state in RegistrationState}
         | {"unhealthy", "waiting", "taken", "dead"},
     }
-    for series, conditions in selectors(text):
-        for names in grouped_by(text):
-            assert names <= LABELS[series]
-        for label, value in conditions:
-            assert label in LABELS[series]
-            assert label not in known or set(value.split("|")) <= known[label]
+    for text in EXPRESSIONS:
+        for series, conditions in selectors(text):
+            for names in grouped_by(text):
+                assert names <= LABELS[series], text
+            for label, value in conditions:
+                assert label in LABELS[series], text
+                assert label not in known or set(value.split("|")) <= known[label], text
 
 
-@pytest.mark.parametrize(("title", "target"), TARGETS, ids=lambda value: str(value)[:40])
-def test_a_panel_selects_the_targets_and_shows_the_labels_of_its_result(title, target):
-    result = grouped_by(target["expr"])[0] - {"le"}
-    assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) == result
-    for _, conditions in selectors(target["expr"]):
-        assert {("job", "$job"), ("instance", "$instance")} <= set(conditions)
+def test_panels_select_the_targets_and_show_the_labels_of_their_result():
+    for title, target in TARGETS:
+        result = grouped_by(target["expr"])[0] - {"le"}
+        assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) == result, title
+        for _, conditions in selectors(target["expr"]):
+            assert {("job", "$job"), ("instance", "$instance")} <= set(conditions), title
 
 
 def test_the_dashboard_shows_each_metric():
@@ -150,13 +150,14 @@ def test_the_panels_are_distinct_and_do_not_overlap():
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_an_alert_says_what_to_do_with_labels_of_its_result(alert):
-    assert alert["labels"]["severity"] in {"critical", "warning"}
-    texts = alert["annotations"]
-    assert set(texts) == {"summary", "description", "runbook_url"}
-    assert texts["runbook_url"] == f"{RUNBOOKS}#{alert['alert'].lower()}"
-    assert set(re.findall(r"\$labels\.(\w+)", str(texts))) <= grouped_by(alert["expr"])[0]
+def test_alerts_say_what_to_do_with_labels_of_their_result():
+    for alert in ALERTS:
+        name, texts = alert["alert"], alert["annotations"]
+        assert alert["labels"]["severity"] in {"critical", "warning"}, name
+        assert set(texts) == {"summary", "description", "runbook_url"}, name
+        assert texts["runbook_url"] == f"{RUNBOOKS}#{name.lower()}"
+        labels = set(re.findall(r"\$labels\.(\w+)", str(texts)))
+        assert labels <= grouped_by(alert["expr"])[0], name
 
 
 @needs_promtool

@@ -5,8 +5,6 @@ import re
 import typing
 from pathlib import Path
 
-import pytest
-
 from rpcwheel.metrics.__main__ import table
 from rpcwheel.metrics.table import EVENTS, METRICS, otel_name
 
@@ -19,28 +17,27 @@ def test_names_are_unique():
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_prometheus_accepts_the_name_and_the_labels(metric):
-    assert re.fullmatch("(rpcwheel|grpc_client|grpc_server)(_[a-z]+)+", metric.name)
-    assert all(re.fullmatch("[a-z]+(_[a-z]+)*", label) for label in metric.labels)
-    assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket"))
+def test_prometheus_accepts_the_names_and_the_labels():
+    for metric in METRICS:
+        assert re.fullmatch("(rpcwheel|grpc_client|grpc_server)(_[a-z]+)+", metric.name)
+        assert all(re.fullmatch("[a-z]+(_[a-z]+)*", label) for label in metric.labels), metric
+        assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket"))
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_a_histogram_has_bounds_in_order_and_other_metrics_have_none(metric):
-    assert bool(metric.bounds) == (metric.kind == "histogram")
-    assert list(metric.bounds) == sorted(set(metric.bounds))
+def test_histograms_have_bounds_in_order_and_other_metrics_have_none():
+    for metric in METRICS:
+        assert bool(metric.bounds) == (metric.kind == "histogram"), metric
+        assert list(metric.bounds) == sorted(set(metric.bounds)), metric
 
 
-@pytest.mark.parametrize("source", EVENTS, ids=lambda source: source.metric.name)
-def test_the_event_has_the_fields_of_labels_and_amount(source):
-    _, event, count, labels = source
-    fields = {field.name: field.type for field in dataclasses.fields(event)}
-    for name, value in vars(event).items():
-        if isinstance(value, property):
-            fields[name] = typing.get_type_hints(value.fget)["return"]
-    assert {fields[name] for name in labels} <= {str}
-    assert not count.amount or fields[count.amount] in (int, float)
+def test_events_have_the_fields_of_labels_and_amounts():
+    for metric, event, count, labels in EVENTS:
+        fields = {field.name: field.type for field in dataclasses.fields(event)}
+        for name, value in vars(event).items():
+            if isinstance(value, property):
+                fields[name] = typing.get_type_hints(value.fget)["return"]
+        assert {fields[name] for name in labels} <= {str}, metric
+        assert not count.amount or fields[count.amount] in (int, float), metric
 
 
 def test_no_label_has_values_that_peers_or_errors_choose():
