@@ -9,6 +9,7 @@ import graphlib
 import importlib
 import importlib.util
 import inspect
+import itertools
 import os
 import re
 import shutil
@@ -284,36 +285,32 @@ def test_rpcwheel_aio_exports_the_aio_variants() -> None:
     }
 
 
-@pytest.mark.parametrize("package", sorted(AIO_PACKAGES - DIFFERENT_NAMES))
-def test_the_aio_variant_of_a_name_is_another_object(package: str) -> None:
-    blocking, aio = public(f"rpcwheel.{package}"), public(f"rpcwheel.{package}.aio")
-    assert not [name for name, thing in aio.items() if blocking[name] is thing]
+def test_the_aio_variant_of_a_name_is_another_object() -> None:
+    for package in AIO_PACKAGES - DIFFERENT_NAMES:
+        blocking, aio = public(f"rpcwheel.{package}"), public(f"rpcwheel.{package}.aio")
+        assert not [name for name, thing in aio.items() if blocking[name] is thing], package
 
 
-@pytest.mark.parametrize("package", packages())
-def test_a_public_name_is_listed_once_and_is_the_same_object_everywhere(package: str) -> None:
-    listed = importlib.import_module(f"rpcwheel.{package}").__all__
-    assert len(set(listed)) == len(listed)
+def test_a_public_name_is_listed_once_and_is_the_same_object_everywhere() -> None:
     exported = public("rpcwheel")
-    other = {
-        name
-        for name, one in public(f"rpcwheel.{package}").items()
-        if exported.get(name, one) is not one
-    }
-    assert not other, f"{other} of {package} are something else in the root"
+    for package in packages():
+        listed = importlib.import_module(f"rpcwheel.{package}").__all__
+        assert len(set(listed)) == len(listed), package
+        named = public(f"rpcwheel.{package}").items()
+        other = [name for name, thing in named if exported.get(name, thing) is not thing]
+        assert not other, f"they are something else in the root than in {package}"
 
 
-@pytest.mark.parametrize("package", sorted(AIO_PACKAGES))
-def test_the_sync_and_aio_modules_of_a_package_have_the_same_names(package: str) -> None:
-    same = set(public(f"rpcwheel.{package}.sync")) == set(public(f"rpcwheel.{package}.aio"))
-    assert same is (package not in DIFFERENT_NAMES)
+def test_the_sync_and_aio_modules_of_a_package_have_the_same_names() -> None:
+    for package in AIO_PACKAGES:
+        same = set(public(f"rpcwheel.{package}.sync")) == set(public(f"rpcwheel.{package}.aio"))
+        assert same is (package not in DIFFERENT_NAMES), package
 
 
-@pytest.mark.parametrize("package", packages())
-def test_every_public_name_has_a_docstring(package: str) -> None:
-    named = public(f"rpcwheel.{package}").items()
-    missing = [where for name, thing in named for where in undocumented(name, thing)]
-    assert not missing, "no docstring"
+def test_every_public_name_has_a_docstring() -> None:
+    for package in packages():
+        named = public(f"rpcwheel.{package}").items()
+        assert not [where for name, thing in named for where in undocumented(name, thing)]
 
 
 def undocumented(name: str, thing: object) -> Iterator[str]:
@@ -333,10 +330,11 @@ def undocumented(name: str, thing: object) -> Iterator[str]:
         yield name
 
 
-@pytest.mark.parametrize("module", packages() + [f"{name}.aio" for name in sorted(AIO_PACKAGES)])
-def test_public_functions_have_no_private_parameters(module: str) -> None:
-    for function in filter(inspect.isfunction, public(f"rpcwheel.{module}").values()):
-        assert not [name for name in inspect.signature(function).parameters if name[0] == "_"]
+def test_public_functions_have_no_private_parameters() -> None:
+    for module in packages() + [f"{name}.aio" for name in AIO_PACKAGES]:
+        for function in filter(inspect.isfunction, public(f"rpcwheel.{module}").values()):
+            parameters = inspect.signature(function).parameters
+            assert not [name for name in parameters if name[0] == "_"], function
 
 
 # Files
@@ -387,9 +385,8 @@ def test_the_compiled_timer_is_newer_than_its_source() -> None:
 # Objects
 
 
-@pytest.mark.parametrize("package", sorted(AIO_PACKAGES))
-def test_an_object_whose_constructor_has_raised_has_a_repr(package) -> None:
-    for world in ("sync", "aio"):
+def test_an_object_whose_constructor_has_raised_has_a_repr() -> None:
+    for package, world in itertools.product(AIO_PACKAGES, ("sync", "aio")):
         module = importlib.import_module(f"rpcwheel.{package}.{world}")
         for name in module.__all__:
             kind = getattr(module, name)
