@@ -6,7 +6,7 @@ import pytest
 from fixtures.balanced_channels import blocking, by_a_stream, connect, counts, in_front_of, instance
 from fixtures.shop import UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S, wait_until
-from fixtures.worlds import each_kind
+from fixtures.worlds import KINDS
 from rpcwheel import RetryPolicy
 from rpcwheel.registry.backend import Settings
 from rpcwheel.registry.backends.memory import MemoryBackend
@@ -29,14 +29,12 @@ def open_providers(world, open_balanced):
     return open_one
 
 
-@each_kind
-def test_each_call_has_the_group_and_version_of_its_provider(world, shops, open_providers, kind):
+def test_each_call_has_the_group_and_version_of_its_provider(world, shops, open_providers):
     channel = open_providers(shops[0], group="g1", version="1.2")
-    world.call(channel, kind, timeout=WAIT_S, metadata=(("x", "y"),)).result()
-    (seen,) = shops[0].calls
-    assert seen.metadata["tri-service-group"] == "g1"
-    assert seen.metadata["tri-service-version"] == "1.2"
-    assert seen.metadata["x"] == "y"
+    for kind in KINDS:
+        world.call(channel, kind, timeout=WAIT_S, metadata=(("x", "y"),)).result()
+    expected = {"tri-service-group": "g1", "tri-service-version": "1.2", "x": "y"}
+    assert shops[0].count_calls(**expected) == len(shops[0].calls) == len(KINDS)
 
 
 @pytest.mark.parametrize("call", [blocking, by_a_stream])
@@ -84,15 +82,14 @@ def open_tagged(world, shops, open_balanced):
     return open_one
 
 
-@each_kind
-def test_the_tag_of_a_call_selects_its_server(world, shops, open_tagged, kind):
-    channel = open_tagged()
+def test_the_tag_of_a_call_selects_its_server(world, shops, open_tagged):
+    channel, number = open_tagged(), len(KINDS)
     for tag in ("blue", "green", "red", None):
         metadata = (("dubbo.tag", tag),) if tag else None
-        for _ in range(3):
+        for kind in KINDS:
             world.call(channel, kind, timeout=WAIT_S, metadata=metadata).result()
     tags = [[call.metadata.get("dubbo.tag") for call in shop.calls] for shop in shops]
-    assert tags == [["red"] * 3 + [None] * 3, ["blue"] * 3, ["green"] * 3]
+    assert tags == [["red"] * number + [None] * number, ["blue"] * number, ["green"] * number]
 
 
 def test_a_forced_tag_that_no_server_has_ends_the_call(world, shops, open_tagged):
