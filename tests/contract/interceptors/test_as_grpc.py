@@ -1,7 +1,8 @@
 """Calls of a channel with policies behave like calls of a channel without policies.
 
 Each scenario, with each style of call, is played on a plain channel and on one with policies, and
-all that the caller can see of the two calls is compared.
+all that the caller can see of the two calls is compared. The call with policies and its attempts
+are counted once each.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import partial
 import grpc
 import pytest
 
+from fixtures.call_counts import codes_of
 from fixtures.shop import Fail, Hang
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import METHODS, WORLDS
@@ -155,7 +157,7 @@ def rows():
     ("world", "api", "kind", "style", "scenario", "common"), [*rows()], indirect=["world"]
 )
 def test_a_call_ends_as_on_a_channel_without_policies(
-    shop, world, *, api, kind, style, scenario, common
+    shop, world, call_counts, *, api, kind, style, scenario, common
 ):
     bare = play_bare(shop, world, kind, style, scenario)
     shop.reset()
@@ -170,6 +172,7 @@ def test_a_call_ends_as_on_a_channel_without_policies(
     if api == "interceptors":
         forget(("read again",), bare, seen)  # grpc.aio's own call round ours says EOF
     check(shop, scenario, kind, queues, bare, seen)
+    check_counts(call_counts, scenario)
     world.do(queues.close, 0)
 
 
@@ -194,6 +197,17 @@ def check(shop, scenario, kind, queues, bare, seen) -> None:
         assert "Deadline Exceeded" in seen["details"]
         forget(("details",), bare, seen)  # grpc's own vary
     assert seen == bare
+
+
+def check_counts(counts, scenario) -> None:
+    """Check the codes of the call and of its attempts."""
+    assert codes_of(counts.client) == {scenario.code: 1}
+    attempts = {"UNAVAILABLE": 1, "OK": 1} if scenario.attempts == 2 else {scenario.code: 1}
+    if scenario.default:
+        attempts = {"UNAVAILABLE": 1}
+    # A deadline may pass before the first attempt begins.
+    if scenario.code != "DEADLINE_EXCEEDED":
+        assert codes_of(counts.attempts) == attempts
 
 
 def forget(names, *shown) -> None:
