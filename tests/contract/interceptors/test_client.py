@@ -15,6 +15,7 @@ from tenacity import wait_fixed
 from fixtures.client_interceptors import noting
 from fixtures.clients import LATER, held, in_every_way, patient, ways, with_raising_interceptors
 from fixtures.grpcio import WAITING_ENDS_WITH_ITS_CHANNEL
+from fixtures.rpc_errors import CodeOnly
 from fixtures.shop import UNARY_STREAM, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel.call import (
@@ -398,14 +399,7 @@ def test_an_exception_of_an_inner_interceptor_is_raised_to_the_caller(shop, clie
     assert not shop.calls
 
 
-class OnlyACode(grpc.RpcError):
-    """The error of an interceptor that does not have all methods of a status."""
-
-    def code(self):
-        return UNAVAILABLE
-
-
-class WrongMetadata(OnlyACode):
+class WrongMetadata(CodeOnly):
     """Its trailing metadata does not consist of pairs."""
 
     def trailing_metadata(self):
@@ -415,23 +409,23 @@ class WrongMetadata(OnlyACode):
 class WrongMetadataOfAio(grpc.aio.AioRpcError):
     """The metadata of an error of gRPC's own class does not consist of pairs."""
 
-    def __init__(self, details):
-        super().__init__(UNAVAILABLE, {"key": "value"}, {"key": "value"}, details)
+    def __init__(self, code):
+        super().__init__(code, {"key": "value"}, {"key": "value"}, "a bug")
 
 
-class RaisesItself(OnlyACode):
+class RaisesItself(CodeOnly):
     def details(self):
         raise LookupError
 
 
-@pytest.mark.parametrize("error", [OnlyACode, WrongMetadata, WrongMetadataOfAio, RaisesItself])
+@pytest.mark.parametrize("error", [CodeOnly, WrongMetadata, WrongMetadataOfAio, RaisesItself])
 @with_raising_interceptors
 def test_policies_answer_an_incomplete_error_of_an_inner_interceptor(shop, client, error):
     attempts = []
 
     def fail(details):
         attempts.append(details)
-        raise error("a bug")
+        raise error(UNAVAILABLE)
 
     default = DefaultResponsePolicy(on="UNAVAILABLE", default=client.default(b"none"))
     inner = noting(client.world, fail)

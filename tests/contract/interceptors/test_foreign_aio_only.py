@@ -8,7 +8,6 @@ import pytest
 from fixtures.aio_channels import read_all, refused
 from fixtures.client_interceptors import aio_interceptor
 from fixtures.grpcio import BUGS_OF_INTERCEPTORS, all_channels_but
-from fixtures.rpc_errors import CodeOnly
 from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Fail
 from fixtures.waiting import WAIT_S
 from rpcwheel.call import RetryPolicy
@@ -110,19 +109,6 @@ async def test_a_stream_that_an_inner_interceptor_wraps_in_a_generator_fails_unc
     error = await refused(anext(aiter(call)))
     assert error.code() is grpc.StatusCode.NOT_FOUND
     assert await call.code() is error.code()
-
-
-@all_channels_but(channel=BUGS_OF_INTERCEPTORS)
-async def test_an_error_with_a_status_of_an_inner_interceptor_is_retried(shop, channels):
-    errors = [CodeOnly(grpc.StatusCode.UNAVAILABLE)]
-
-    async def refuse_once(continuation, details, request):
-        if errors:
-            raise errors.pop()
-        return await continuation(details, request)
-
-    channel = channels.retrying(inner=[aio_interceptor(refuse_once)])
-    assert await channel.unary_unary(UNARY_UNARY)(b"x") == b"x"
 
 
 @all_channels_but(channel=BUGS_OF_INTERCEPTORS)

@@ -180,36 +180,7 @@ def test_with_a_journal_running_deliveries_end_and_other_calls_stay(world, shop,
     backend.close()
 
 
-def test_with_grpc_a_blocking_call_continues_on_a_closed_channel_with_queued_calls(shop):
-    kit = rpcwheel.Kit(failback=LATER)
-    shop.then("UNAVAILABLE", hang := Hang())
-    channel = kit.channel(shop.target)
-    member = channel.unary_unary(UNARY_UNARY)
-    assert member(b"a") is None
-    call = in_thread(member, b"b", timeout=WAIT_S)
-    assert hang.begun.wait(WAIT_S)
-    channel.close()
-    release(shop, 1)
-    assert call.result(WAIT_S) == b"b"
-    assert kit.close(WAIT_S) == []
-
-
-async def test_with_aio_close_waits_for_calls_in_flight_as_long_as_its_grace(shop):
-    kit = rpcwheel.aio.Kit(failback=LATER)
-    shop.then("UNAVAILABLE", hang := Hang())
-    channel = kit.channel(shop.target)
-    member = channel.unary_unary(UNARY_UNARY)
-    assert await member(b"a") is None
-    call = member(b"b", timeout=WAIT_S)
-    closing = asyncio.create_task(channel.close(grace=WAIT_S))
-    assert await asyncio.to_thread(hang.begun.wait, WAIT_S)
-    release(shop, 1)
-    assert await call == b"b"
-    await closing
-    assert await kit.close(WAIT_S) == []
-
-
-def test_with_grpc_a_blocking_call_in_flight_is_not_retried_after_close(shop):
+def test_with_grpc_a_blocking_call_in_flight_continues_after_close_and_is_not_retried(shop):
     kit = rpcwheel.Kit(methods=QUEUED_OR_RETRIED)
     channel = kit.channel(shop.target)
     shop.then("UNAVAILABLE", hang := Hang(code="UNAVAILABLE"))
@@ -223,7 +194,7 @@ def test_with_grpc_a_blocking_call_in_flight_is_not_retried_after_close(shop):
     assert kit.close(WAIT_S) == []
 
 
-async def test_with_aio_a_call_in_flight_is_not_retried_during_the_grace_of_close(shop):
+async def test_with_aio_a_call_in_flight_continues_during_the_grace_and_is_not_retried(shop):
     kit = rpcwheel.aio.Kit(methods=QUEUED_OR_RETRIED)
     channel = kit.channel(shop.target)
     shop.then("UNAVAILABLE", hang := Hang(code="UNAVAILABLE"))
