@@ -6,6 +6,6 @@ from fixtures.heartbeats import (  # noqa: F401 - fixtures
     manager,
     open_channel,
     server,
-    slow_events,
+    slow_handler,
 )
 from fixtures.worlds import world  # noqa: F401 - a fixture
