@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from scenarios.served import handler
 
-from fixtures.idle_server import STYLES, around, echo, hold, kind_of, snapshot_of, use
+from fixtures.idle_server import around, echo, hold, snapshot_of
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.worlds import AioWorld, SyncWorld
 from rpcwheel.events import ConnectionClosed, IdleDetectionLimited
@@ -21,24 +22,84 @@ ECHO, SLOW = "/test.Idle/Echo", "/test.Idle/Slow"
 # --- What is seen --------------------------------------------------------------------------------
 
 
-COUNTS = {"call": (1, 1), "down": (1, 3), "up": (2, 1), "both": (2, 2)}
+def each(requests):
+    return [requests] if isinstance(requests, bytes) else requests
+
+
+def joining(requests, context):
+    return b"".join(each(requests))
+
+
+def repeating(requests, context):
+    for request in each(requests):
+        yield from (request, request)
+
+
+async def aio_each(requests, context=None):
+    """The one request, or those of a stream; with a context, by `read`."""
+    if isinstance(requests, bytes):
+        yield requests
+    elif context is None:
+        async for request in requests:
+            yield request
+    else:
+        while (request := await context.read()) is not grpc.aio.EOF:
+            yield request
+
+
+async def aio_joining(requests, context):
+    return b"".join([request async for request in aio_each(requests)])
+
+
+async def aio_repeating(requests, context):
+    async for request in aio_each(requests):
+        yield request
+        yield request
+
+
+async def reading(requests, context):
+    return b"".join([request async for request in aio_each(requests, context)])
+
+
+async def writing(requests, context):
+    async for request in aio_each(requests, context):
+        await context.write(request)
+        await context.write(request)
+
+
+PLAIN = {joining: ("unary_unary", "stream_unary"), repeating: ("unary_stream", "stream_stream")}
+HANDLERS = {
+    "sync": PLAIN,
+    "aio": PLAIN
+    | {
+        aio_joining: ("unary_unary", "stream_unary"),
+        aio_repeating: ("unary_stream", "stream_stream"),
+        reading: ("stream_unary",),
+        writing: ("unary_stream", "stream_stream"),
+    },
+}
+RESULTS = {
+    "unary_unary": (b"1", 1, 1),
+    "unary_stream": ([b"1", b"1"], 1, 2),
+    "stream_unary": (b"12", 2, 1),
+    "stream_stream": ([b"1", b"1", b"2", b"2"], 2, 4),
+}
+"""The responses, and the numbers of messages that the server receives and sends."""
 
 
 def test_messages_of_each_kind_and_style_are_counted(world, timer, make_server):
-    wrong = []
-    for style in [style.__name__ for style in STYLES[world.name]]:
-        server = make_server(world)
+    rows = [(function, kind) for function, of in HANDLERS[world.name].items() for kind in of]
+    for function, kind in rows:
+        server = make_server(world, methods={"Call": handler(kind, function)})
         timer.advance(5)
-        responses = use(server.channel(), style)
-        assert b"".join(responses) in (b"1", b"111", b"12")
+        messages = (b"1", b"2")[: 1 if kind.startswith("unary") else 2]
+        call = SyncWorld().call(server.channel(), kind, *messages, method="/test.Idle/Call")
+        responses = call.result()
         assert wait_until(server.is_calm)
         one = server.connection()
-        found = (one.messages_in, one.messages_out, one.calls_total, one.heartbeats_total)
-        if found != (*COUNTS[kind_of(style)], 1, 0):
-            wrong.append((style, found))
-        assert one.idle_s == 0.0
+        assert (responses, one.messages_in, one.messages_out) == RESULTS[kind], (function, kind)
+        assert (one.calls_total, one.heartbeats_total, one.idle_s) == (1, 0, 0.0)
         assert one.peer.startswith("ipv4:127.0.0.1:")
-    assert not wrong
 
 
 def test_a_call_is_in_flight_until_it_ends(world, make_server):
