@@ -140,17 +140,17 @@ def test_calls_during_many_reconnects_succeed_and_are_sent_once(world, shop, ope
                 made.append(1)
 
     calling = [in_thread(call_on) for _ in range(8)]
-    for _ in range(100):
+    for _ in range(45):
         count = len(made)
         assert wait_until(lambda count=count: len(made) > count)
         assert world.do(channel.reconnect, "to and fro", force=True)
     over.set()
     for one in calling:
         one.result(WAIT_S)
-    assert (wrong, channel.number) == ([], 101)
+    assert (wrong, channel.number) == ([], 46)
     assert wait_until(lambda: channel.calls == 0)
-    assert len(shop.calls) == len(made) > 100
+    assert len(shop.calls) == len(made) > 45
     # At most eight of nine reconnects in a row can wait for calls that had started before.
-    assert len({seen.peer for seen in shop.calls}) > 10
+    assert len({seen.peer for seen in shop.calls}) > 4
     world.do(channel.close)
     assert not wait_until_none(lambda: opened_since(before))
