@@ -116,22 +116,20 @@ async def writes_after_the_end(call):
 
 @only_aio
 @each_channel
-@pytest.mark.parametrize(
-    ("program", "options", "code"),
-    [
+def test_writes_without_a_server_end_as_with_grpc(world, dead, kind):
+    channel = open_channel(world, kind, dead)
+    for program, options, code in (
         (writes, {}, grpc.StatusCode.UNAVAILABLE),
         (writes, {"timeout": 0, "wait_for_ready": True}, grpc.StatusCode.DEADLINE_EXCEEDED),
         (writes_after_the_end, {}, grpc.StatusCode.UNAVAILABLE),
-    ],
-)
-def test_writes_without_a_server_end_as_with_grpc(world, dead, kind, program, options, code):
-    channel = open_channel(world, kind, dead)
-    first = code if program is writes else asyncio.InvalidStateError
-    results = world.do(lambda: program(channel.stream_stream(STREAM_STREAM)(**options)))
-    if options and not isinstance(world.loop, asyncio.BaseEventLoop):  # uvloop
-        assert results[0] in {code, asyncio.InvalidStateError}  # it may have ended before
-        first = results[0]
-    assert results == [first, asyncio.InvalidStateError, None, code]
+    ):
+        first = code if program is writes else asyncio.InvalidStateError
+        call = channel.stream_stream(STREAM_STREAM)
+        results = world.do(lambda: program(call(**options)))  # noqa: B023 - called now
+        if options and not isinstance(world.loop, asyncio.BaseEventLoop):  # uvloop
+            assert results[0] in {code, asyncio.InvalidStateError}  # it may have ended before
+            first = results[0]
+        assert results == [first, asyncio.InvalidStateError, None, code]
 
 
 @only_aio
