@@ -6,9 +6,10 @@ import grpc
 import pytest
 
 from fixtures.leaks import descriptors, wait_until_none
-from fixtures.shop import STREAM_STREAM, STREAM_UNARY, UNARY_STREAM, UNARY_UNARY
+from fixtures.shop import UNARY_UNARY
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
+from fixtures.ways import sync_ways
 from rpcwheel.events import ConnectionReplaced
 from rpcwheel.transport import ReconnectingChannel
 
@@ -61,20 +62,6 @@ def end_of(call):
         return str(error)
 
 
-def calls_of(channel, serializer=None):
-    unary = channel.unary_unary(UNARY_UNARY, serializer)
-    pulled = channel.unary_stream(UNARY_STREAM, serializer)
-    pushed = channel.stream_unary(STREAM_UNARY)
-    both = channel.stream_stream(STREAM_STREAM)
-    return (
-        lambda: unary(b"ab"),
-        lambda: unary.future(b"ab").result(),
-        lambda: b"".join(pulled(b"ab")),
-        lambda: pushed(iter([b"a", b"b"])),
-        lambda: b"".join(both(iter([b"a", b"b"]))),
-    )
-
-
 class Closes(
     grpc.UnaryUnaryClientInterceptor,
     grpc.UnaryStreamClientInterceptor,
@@ -105,9 +92,7 @@ class Closes(
 
 
 def test_a_call_whose_connection_closes_at_its_start_uses_the_next_one(shop):
-    for way in range(
-        3
-    ):  # grpc serializes the first message of a request stream after the start of the call
+    for way in range(4):  # grpc serializes messages of a request stream after the call's start
         made = []
 
         def connect(options, made=made):
@@ -117,14 +102,14 @@ def test_a_call_whose_connection_closes_at_its_start_uses_the_next_one(shop):
         with ReconnectingChannel("shop", connect=connect) as channel:
             made[0].channel = channel
             close = made[0].close_under_call
-            call = calls_of(channel, lambda text, close=close: close() or text)[way]
-            assert call() == b"ab"
+            ways = sync_ways(channel, lambda text, close=close: close() or text)
+            assert list(ways.values())[way]() == b"ab"
         assert (len(shop.calls), len(made)) == (way + 1, 2)
 
 
 def test_interceptors_of_a_connection_that_closes_are_not_run_again(shop):
     """They may have sent the call before."""
-    for way in range(5):
+    for way in range(8):
         made = []
 
         def connect(options, made=made):
@@ -133,7 +118,7 @@ def test_interceptors_of_a_connection_that_closes_are_not_run_again(shop):
 
         with ReconnectingChannel("shop", connect=connect) as channel:
             made[0].channel = channel
-            assert end_of(calls_of(channel)[way]) in ENDED
+            assert end_of(list(sync_ways(channel).values())[way]) in ENDED
     assert shop.calls == []
 
 
@@ -211,7 +196,7 @@ def test_close_during_calls_and_reconnects_closes_everything(
 
     def call():
         for _ in iter(lambda: channel.closed, True):
-            for one in calls_of(channel):
+            for one in sync_ways(channel).values():
                 end = end_of(one)
                 (after if channel.closed else before).add(end)
 
