@@ -5,11 +5,13 @@ import threading
 import grpc
 import pytest
 
+from fixtures.client_interceptors import interceptor
 from fixtures.leaks import descriptors, wait_until_none
 from fixtures.shop import UNARY_UNARY
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, wait_until
 from fixtures.ways import sync_ways
+from fixtures.worlds import KINDS
 from rpcwheel.events import ConnectionReplaced
 from rpcwheel.transport import ReconnectingChannel
 
@@ -62,47 +64,37 @@ def end_of(call):
         return str(error)
 
 
-class Closes(
-    grpc.UnaryUnaryClientInterceptor,
-    grpc.UnaryStreamClientInterceptor,
-    grpc.StreamUnaryClientInterceptor,
-    grpc.StreamStreamClientInterceptor,
-):
-    """Closes the connection on which a call is about to start."""
+def open_closing(shop, *, intercepted=False):
+    """A channel, a function that closes its first connection, and the list of its connections.
 
-    def __init__(self, options, shop) -> None:
-        self._options, self._shop = options, shop
-        self.inner = grpc.insecure_channel(shop.target, options)
-        self.channel = None  # the channel to reconnect; None: do nothing
+    If it is intercepted, each call closes the first connection when it is about to start.
+    """
+    made = []
 
-    def close_under_call(self) -> None:
-        channel, self.channel = self.channel, None
-        if channel is not None:
+    def connect(options):
+        made.append(grpc.insecure_channel(shop.target, options))
+        return (
+            grpc.intercept_channel(made[-1], interceptor(act, *KINDS)) if intercepted else made[-1]
+        )
+
+    def close_first():
+        if len(made) == 1:
             channel.reconnect("race", force=True, drain_timeout=0)
-            shutdown = grpc.ChannelConnectivity.SHUTDOWN
-            assert wait_until(lambda: state_of(self.inner) is shutdown)
+            assert wait_until(lambda: state_of(made[0]) is grpc.ChannelConnectivity.SHUTDOWN)
 
-    def intercept_unary_unary(self, continuation, details, request):
-        self.close_under_call()
+    def act(continuation, details, request):
+        close_first()
         return continuation(details, request)
 
-    intercept_unary_stream = intercept_stream_unary = intercept_stream_stream = (
-        intercept_unary_unary
-    )
+    channel = ReconnectingChannel("shop", connect=connect)
+    return channel, close_first, made
 
 
 def test_a_call_whose_connection_closes_at_its_start_uses_the_next_one(shop):
     for way in range(4):  # grpc serializes messages of a request stream after the call's start
-        made = []
-
-        def connect(options, made=made):
-            made.append(Closes(options, shop))
-            return made[-1].inner
-
-        with ReconnectingChannel("shop", connect=connect) as channel:
-            made[0].channel = channel
-            close = made[0].close_under_call
-            ways = sync_ways(channel, lambda text, close=close: close() or text)
+        channel, close_first, made = open_closing(shop)
+        with channel:
+            ways = sync_ways(channel, lambda text, close=close_first: close() or text)
             assert list(ways.values())[way]() == b"ab"
         assert (len(shop.calls), len(made)) == (way + 1, 2)
 
@@ -110,14 +102,7 @@ def test_a_call_whose_connection_closes_at_its_start_uses_the_next_one(shop):
 def test_interceptors_of_a_connection_that_closes_are_not_run_again(shop):
     """They may have sent the call before."""
     for way in range(8):
-        made = []
-
-        def connect(options, made=made):
-            made.append(Closes(options, shop))
-            return grpc.intercept_channel(made[-1].inner, made[-1])
-
-        with ReconnectingChannel("shop", connect=connect) as channel:
-            made[0].channel = channel
+        with open_closing(shop, intercepted=True)[0] as channel:
             assert end_of(list(sync_ways(channel).values())[way]) in ENDED
     assert shop.calls == []
 
