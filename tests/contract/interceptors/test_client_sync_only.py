@@ -14,58 +14,49 @@ from fixtures.grpc_servers import IMPATIENT
 from fixtures.leaks import no_garbage_collector
 from fixtures.shop import STREAM_STREAM, UNARY_STREAM, UNARY_UNARY, Fail, Hang, Silent
 from fixtures.waiting import WAIT_S, Gate, in_thread, wait_until
-from fixtures.worlds import METHODS, RETRY
+from fixtures.worlds import METHODS, RETRY, SyncWorld, only_sync
 from rpcwheel.call import CallPolicy, DeadlinePolicy, DefaultResponsePolicy, HedgingPolicy
 from rpcwheel.events import CallbackFailed, CallSlow, add_sink, remove_sink
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.interceptors import FailbackQueues, client_interceptors, intercept_channel
 from rpcwheel.transport import ReconnectingChannel
 
-both = pytest.mark.parametrize("style", ["future", "stream"])
+both = pytest.mark.parametrize(
+    ("world", "kind"),
+    [(SyncWorld, "unary_unary"), (SyncWorld, "unary_stream")],
+    indirect=["world"],
+    ids=["future", "stream"],
+)
 
 
 @pytest.fixture
-def open_channel(shop_channel, timer):
-    """Makes channels with policies; by default calls are retried after five manual seconds."""
-
-    def open_channel(**settings):
-        given = {"retry": LATER, "idempotent": True} | settings
-        return intercept_channel(shop_channel, CallPolicy(**given), timer=timer)
-
-    return open_channel
+def channel(world, shop, timer):
+    """A channel whose calls are retried after five manual seconds."""
+    return world.retrying(shop.target, retry=LATER, timer=timer)
 
 
-def begin(channel, style):
-    """Begin a call with the request `b"x"`."""
-    if style == "future":
-        return channel.unary_unary(UNARY_UNARY).future(b"x")
-    return channel.unary_stream(UNARY_STREAM)(b"x")
-
-
-def answer(call, style):
-    """Wait for its end."""
-    return call.result(WAIT_S) if style == "future" else b"".join(call)
-
-
-def test_a_backoff_that_blocks_delays_neither_other_calls_nor_the_timer(shop, open_channel, timer):
+@only_sync
+def test_a_backoff_that_blocks_delays_neither_other_calls_nor_the_timer(
+    world, shop, channel, timer
+):
     gate = Gate()
 
     def hang(_):
         gate()
         return 0.0
 
-    channel = open_channel(retry=RETRY.replace(backoff=hang))
+    hanging = world.retrying(shop.target, retry=RETRY.replace(backoff=hang), timer=timer)
     shop.then("UNAVAILABLE")
-    stuck = begin(channel, "future")
+    stuck = world.call(hanging)
     assert gate.entered.wait(WAIT_S)
     shop.then("UNAVAILABLE")
-    stream = begin(open_channel(), "stream")
+    stream = world.call(channel, "unary_stream")
     patient(timer)
-    assert list(stream) == [b"x"]
-    assert answer(begin(channel, "future"), "future") == b"x"
+    assert stream.result() == [b"x"]
+    assert world.call(hanging).result() == b"x"
     assert not stuck.done()
     gate.opened.set()
-    assert stuck.result(WAIT_S) == b"x"
+    assert stuck.result() == b"x"
 
 
 def test_done_callbacks_that_block_do_not_delay_calls_through_two_interceptors(shop, shop_channel):
@@ -114,12 +105,12 @@ def test_a_sink_that_blocks_does_not_block_the_timer(shop, shop_channel, timer):
         call.cancel()
 
 
-def test_an_interrupt_during_the_wait_for_a_retry_leaves_no_timeout(
-    shop, open_channel, timer, set_limit
-):
+@only_sync
+def test_an_interrupt_during_the_wait_for_a_retry_leaves_no_timeout(world, shop, timer, set_limit):
     set_limit("call.sync_call.TIMER_CHECK_INTERVAL_S", 0.05)
     shop.then("UNAVAILABLE")
-    channel = open_channel(timeout=DeadlinePolicy(slow_call_threshold=9.0))
+    slow = DeadlinePolicy(slow_call_threshold=9.0)
+    channel = world.retrying(shop.target, retry=LATER, timeout=slow, timer=timer)
 
     def interrupt():
         wait_until(lambda: timer.pending == 2)  # the retry, and the watch for slow calls
@@ -252,7 +243,7 @@ def test_a_message_of_an_abandoned_attempt_is_dropped(shop, shop_channel, timer)
 
 @both
 def test_an_attempt_that_begins_while_its_call_is_canceled_is_canceled(
-    shop, shop_channel, timer, style
+    world, shop, shop_channel, timer, kind
 ):
     held, made = [], []
 
@@ -266,7 +257,7 @@ def test_an_attempt_that_begins_while_its_call_is_canceled_is_canceled(
     inner = interceptor(cancel, "unary_unary", "unary_stream")
     channel = grpc.intercept_channel(shop_channel, *ours, inner)
     shop.then("UNAVAILABLE", Silent())
-    held.append(begin(channel, style))
+    held.append(world.call(channel, kind))
     patient(timer)
     wait_until(lambda: len(made) == 2 and made[1].cancelled())
     assert held[0].cancelled()
@@ -298,16 +289,17 @@ def test_a_stream_that_does_not_report_its_end_ends_when_it_was_read(shop_channe
 
 
 @pytest.mark.parametrize(
-    ("style", "names", "expected"),
+    ("kind", "names", "expected"),
     [
-        ("future", ("result", "exception", "traceback"), "FutureCancelledError"),
-        ("future", ("code",), "StatusCode.CANCELLED"),
-        ("stream", ("__next__",), "FinishedError"),
+        ("unary_unary", ("result", "exception", "traceback"), "FutureCancelledError"),
+        ("unary_unary", ("code",), "StatusCode.CANCELLED"),
+        ("unary_stream", ("__next__",), "FinishedError"),
     ],
 )
-def test_canceling_wakes_threads_that_wait(shop, open_channel, timer, style, names, expected):
+@only_sync
+def test_canceling_wakes_threads_that_wait(world, shop, channel, timer, kind, names, expected):
     shop.then("UNAVAILABLE")
-    call = begin(open_channel(), style)
+    call = world.call(channel, kind).grpc_call
     wait_until(lambda: timer.pending == 1)
     ends = [in_thread(ended_by, getattr(call, name)) for name in names]
     call.cancel()
@@ -321,9 +313,10 @@ def ended_by(give):
         return type(error).__name__
 
 
-def test_a_timeout_of_result_does_not_end_the_call(shop, open_channel, timer):
+@only_sync
+def test_a_timeout_of_result_does_not_end_the_call(world, shop, channel, timer):
     shop.then("UNAVAILABLE")
-    call = begin(open_channel(), "future")
+    call = world.call(channel).grpc_call
     for give in (call.result, call.exception, call.traceback):
         with pytest.raises(grpc.FutureTimeoutError):
             give(timeout=0.01)
@@ -332,9 +325,9 @@ def test_a_timeout_of_result_does_not_end_the_call(shop, open_channel, timer):
 
 
 @both
-def test_a_call_dropped_between_two_attempts_is_not_retried(shop, open_channel, timer, style):
+def test_a_call_dropped_between_two_attempts_is_not_retried(world, shop, channel, timer, kind):
     shop.then("UNAVAILABLE")
-    call = begin(open_channel(), style)
+    call = world.call(channel, kind)
     wait_until(lambda: timer.pending == 1)
     del call
     gc.collect()
@@ -368,7 +361,7 @@ def test_the_attempts_of_a_response_stream_are_freed_without_the_collector(shop,
 
 @both
 def test_a_callback_that_raises_or_blocks_affects_neither_channel_nor_calls(
-    shop, open_channel, timer, events, style
+    world, shop, channel, timer, events, kind
 ):
     end, threads = threading.Event(), []
 
@@ -379,19 +372,18 @@ def test_a_callback_that_raises_or_blocks_affects_neither_channel_nor_calls(
     def broken(*_):
         raise RuntimeError("a hook")
 
-    channel = open_channel()
     shop.then("UNAVAILABLE")
-    call = begin(channel, style)
+    call = world.call(channel, kind)
     for hook in (broken, hang):
-        call.add_done_callback(hook)
-        assert call.add_callback(hook)
+        call.on_done(hook)
+        assert call.grpc_call.add_callback(hook)
     patient(timer)
-    assert answer(call, style) == b"x"
+    assert call.result() in (b"x", [b"x"])
     for _ in range(3):  # the channel's thread lives, and so does the wheel
         shop.then("UNAVAILABLE")
-        call = begin(channel, "future")
+        call = world.call(channel)
         patient(timer)
-        assert answer(call, "future") == b"x"
+        assert call.result() == b"x"
     wait_until(lambda: threads)
     end.set()
     wait_until(lambda: len(threads) == 2)
