@@ -95,6 +95,8 @@ def test_both_probes_have_a_repr():
         (b"\x08\x02", "OK", False),
         (None, "UNIMPLEMENTED", True),
         (None, "INTERNAL", True),
+        (None, "PERMISSION_DENIED", True),
+        (None, "UNKNOWN", True),
         (None, "UNAVAILABLE", False),
         (None, "DEADLINE_EXCEEDED", False),
         (None, "CANCELLED", False),
