@@ -10,7 +10,7 @@ import pytest
 
 from fixtures.balanced_channels import connect, instance, wait_until_lost
 from fixtures.forks import holds_in_child
-from fixtures.shop import UNARY_STREAM, UNARY_UNARY, Hang, Silent
+from fixtures.shop import UNARY_UNARY, Hang, Silent
 from fixtures.waiting import WAIT_S, in_thread, wait_until
 from fixtures.ways import hanging_call
 from fixtures.worlds import only_sync
@@ -19,19 +19,13 @@ from rpcwheel.balancer import RingHash
 
 NO_LIMIT = {"pick_timeout": 3600}
 
-HELD = pytest.mark.parametrize("kind", ["future", "stream"])
+HELD = pytest.mark.parametrize("kind", ["unary_unary", "unary_stream"], ids=["future", "stream"])
 
 pytestmark = [only_sync, pytest.mark.usefixtures("world")]
 
 
 def block(channel, **options):
     return channel.unary_unary(UNARY_UNARY)(b"ab", **options)
-
-
-def begin(channel, kind, **options):
-    if kind == "future":
-        return channel.unary_unary(UNARY_UNARY).future(b"ab", **options)
-    return channel.unary_stream(UNARY_STREAM)(b"ab", **options)
 
 
 class Counting(RingHash):
@@ -57,16 +51,16 @@ def test_the_wait_of_a_blocked_call_counts_towards_its_timeout(shops, open_balan
 
 
 @HELD
-def test_a_future_or_stream_is_returned_at_once_and_begins_later(shops, open_balanced, kind):
+def test_a_future_or_stream_is_returned_at_once_and_begins_later(world, shops, open_balanced, kind):
     channel, called = open_balanced(policy=NO_LIMIT), []
-    call = begin(channel, kind)
+    call = world.call(channel, kind, b"ab").grpc_call
     assert not call.done()
     assert call.is_active()
     call.add_done_callback(called.append)
     assert call.add_callback(lambda: called.append(None))
     call.add_done_callback("no function".join)
     channel.update([instance(shops[0])])
-    assert (call.result(WAIT_S) if kind == "future" else b"".join(call)) == b"ab"
+    assert (call.result(WAIT_S) if kind == "unary_unary" else b"".join(call)) == b"ab"
     assert call.code() is grpc.StatusCode.OK
     assert wait_until(lambda: len(called) == 2)
     assert call in called
@@ -76,12 +70,12 @@ def test_a_future_or_stream_is_returned_at_once_and_begins_later(shops, open_bal
 @HELD
 def test_a_dropped_future_or_stream_is_canceled(world, shops, open_balanced, kind):
     channel = open_balanced(policy=NO_LIMIT)
-    begin(channel, kind)
+    world.call(channel, kind)
     gc.collect()
-    shops[0].then(hang := Hang() if kind == "future" else Silent())
+    shops[0].then(hang := Hang() if kind == "unary_unary" else Silent())
     channel.update([instance(shops[0])])
     connect(world, channel)
-    call = begin(channel, kind)
+    call = world.call(channel, kind)
     assert hang.begun.wait(WAIT_S)
     del call
     assert wait_until(lambda: (gc.collect(), channel.calls == 0)[1])
@@ -89,8 +83,8 @@ def test_a_dropped_future_or_stream_is_canceled(world, shops, open_balanced, kin
     assert len(shops[0].calls) == 1
 
 
-def test_the_wait_for_a_result_may_have_a_timeout(open_balanced):
-    call = begin(open_balanced(policy=NO_LIMIT), "future")
+def test_the_wait_for_a_result_may_have_a_timeout(world, open_balanced):
+    call = world.call(open_balanced(policy=NO_LIMIT)).grpc_call
     with pytest.raises(grpc.FutureTimeoutError):
         call.result(timeout=0.01)
 
@@ -126,7 +120,7 @@ def test_a_done_callback_may_make_a_blocking_call_while_no_server_can_be_reached
     assert ends == ["UNAVAILABLE"] or (options and ends == ["DEADLINE_EXCEEDED"])
 
 
-def test_a_forked_child_connects_although_a_thread_of_its_parent_does(shops, open_balanced):
+def test_a_forked_child_connects_although_a_thread_of_its_parent_does(world, shops, open_balanced):
     begun, gate, connected = threading.Event(), threading.Event(), []
 
     def connect(one, options):
@@ -138,12 +132,12 @@ def test_a_forked_child_connects_although_a_thread_of_its_parent_does(shops, ope
 
     parent = os.getpid()
     channel = open_balanced(shops[0], connect=connect, policy=NO_LIMIT)
-    thread = threading.Thread(target=begin, args=(channel, "future"))
+    thread = threading.Thread(target=world.call, args=[channel])
     thread.start()
     assert begun.wait(WAIT_S)
 
     def connects():
-        call = begin(channel, "future")
+        call = world.call(channel)
         return wait_until(lambda: os.getpid() in connected) and call.cancel() is not None
 
     assert holds_in_child(connects)
@@ -151,12 +145,12 @@ def test_a_forked_child_connects_although_a_thread_of_its_parent_does(shops, ope
     thread.join(WAIT_S)
 
 
-def test_a_call_of_a_forked_child_ends_while_one_of_its_parent_waits(open_balanced):
+def test_a_call_of_a_forked_child_ends_while_one_of_its_parent_waits(world, open_balanced):
     channel = open_balanced(policy={"pick_timeout": 0.05})
-    call_of_parent = begin(channel, "future", wait_for_ready=True)
+    call_of_parent = world.call(channel, wait_for_ready=True)
 
     def is_ended_by_pick_timeout():
-        call = begin(channel, "future")
+        call = world.call(channel)
         return wait_until(call.done) and call.code() is grpc.StatusCode.UNAVAILABLE
 
     assert holds_in_child(is_ended_by_pick_timeout)
