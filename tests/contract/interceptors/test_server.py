@@ -37,6 +37,7 @@ from fixtures.handlers import (
     seconds,
     serving_a_call_of,
     status,
+    wrapping,
 )
 from fixtures.small_servers import IN_TIME, METHOD, serving_in, small
 from fixtures.waiting import WAIT_S, Gate, aio_wait_until, wait_until
@@ -81,43 +82,28 @@ def each(rows):
     return pytest.mark.parametrize(("world", "nature", "kind"), rows, indirect=["world"])
 
 
-class Other(grpc.ServerInterceptor):
+def other(world, kind, look):
     """Another interceptor, which calls `look` before each response."""
 
-    def __init__(self, kind, look):
-        self.kind, self.look = kind, look
-
-    def intercept_service(self, continuation, details):
-        return handler(self.kind, self.around(getattr(continuation(details), self.kind)))
-
-    def around(self, behavior):
+    def around(behavior):
         async def unary(request, context):
-            self.look(context)
+            look(context)
             return await behavior(request, context)
 
         async def stream(request, context):
-            self.look(context)
+            look(context)
             async for response in behavior(request, context):
                 yield response
 
         def plain(request, context):
-            self.look(context)
+            look(context)
             return behavior(request, context)
 
         if inspect.iscoroutinefunction(behavior):
             return unary
         return stream if inspect.isasyncgenfunction(behavior) else plain
 
-
-class AioOther(Other, grpc.aio.ServerInterceptor):
-    """The same for grpc.aio."""
-
-    async def intercept_service(self, continuation, details):
-        return handler(self.kind, self.around(getattr(await continuation(details), self.kind)))
-
-
-def other(world, kind, look):
-    return (Other if world.name == "sync" else AioOther)(kind, look)
+    return wrapping(kind, around, is_aio=world.name == "aio")
 
 
 def ours(world, policy=None, **given):

@@ -10,7 +10,7 @@ from scenarios.served import ROUNDED, aio_ask, answering, begin, handler
 
 from fixtures.call_counts import codes_of
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.handlers import left, seconds
+from fixtures.handlers import left, seconds, wrapping
 from fixtures.small_servers import METHOD, aio_serving
 from fixtures.waiting import WAIT_S, Gate, aio_wait_until
 from rpcwheel.call import CallPolicy, Criticality, DeadlinePolicy, current_criticality
@@ -47,18 +47,16 @@ async def test_a_refused_call_that_its_client_has_ended_is_not_logged_as_an_erro
 
 
 async def test_a_plain_stream_sees_context_variables_of_outer_interceptors_on_any_thread():
-    class Outer(grpc.aio.ServerInterceptor):
-        async def intercept_service(self, continuation, details):
-            behavior = (await continuation(details)).unary_stream
+    def wrap(behavior):
+        def wrapped(request, context):
+            LOOKED_AT.set("first")
+            return behavior(request, context)
 
-            def wrapped(request, context):
-                LOOKED_AT.set("first")
-                return behavior(request, context)
+        return wrapped
 
-            return handler("unary_stream", wrapped)
-
+    outer = wrapping("unary_stream", wrap, is_aio=True)
     made = handler("unary_stream", answering("unary_stream", lambda _context: LOOKED_AT.get()))
-    async with aio_serving(made, interceptors=[Outer(), *server_interceptors()]) as target:
+    async with aio_serving(made, interceptors=[outer, *server_interceptors()]) as target:
         assert await aio_ask(target, "unary_stream") == [b"'first'"]
 
 
@@ -70,17 +68,14 @@ async def test_a_blocking_handler_gets_the_criticality_without_the_metadata_of_i
         def __init__(self, context):
             self.time_remaining = context.time_remaining
 
-    class Around(grpc.aio.ServerInterceptor):
-        async def intercept_service(self, continuation, details):
-            behavior = getattr(await continuation(details), kind)
+    def wrap(behavior):
+        def stream(request, context):
+            yield from behavior(request, WithoutMetadata(context))
 
-            def stream(request, context):
-                yield from behavior(request, WithoutMetadata(context))
+        def unary(request, context):
+            return behavior(request, WithoutMetadata(context))
 
-            def unary(request, context):
-                return behavior(request, WithoutMetadata(context))
-
-            return handler(kind, stream if kind == "unary_stream" else unary)
+        return stream if kind == "unary_stream" else unary
 
     levels = []
 
@@ -90,7 +85,8 @@ async def test_a_blocking_handler_gets_the_criticality_without_the_metadata_of_i
 
     made = handler(kind, answering(kind, look))
     metadata = ((CRITICALITY_KEY, "sheddable"),)
-    async with aio_serving(made, interceptors=[Around(), *server_interceptors()]) as target:
+    around = wrapping(kind, wrap, is_aio=True)
+    async with aio_serving(made, interceptors=[around, *server_interceptors()]) as target:
         answers = await aio_ask(target, kind, timeout=WAIT_S, metadata=metadata)
     assert 0 < seconds(answers) <= WAIT_S * ROUNDED
     assert levels == [Criticality.SHEDDABLE]

@@ -10,7 +10,7 @@ from scenarios.served import ROUNDED, answering, ask, begin, handler
 
 from fixtures.call_counts import codes_of
 from fixtures.grpc_servers import IMPATIENT
-from fixtures.handlers import left, seconds, status
+from fixtures.handlers import left, seconds, status, wrapping
 from fixtures.small_servers import serving
 from fixtures.waiting import WAIT_S, Gate, in_thread, wait_until
 from rpcwheel.call import CallPolicy, DeadlinePolicy, current_criticality
@@ -44,19 +44,16 @@ def test_outer_interceptors_see_context_variables_that_a_handler_sets():
     """Access logs depend on it."""
     seen = []
 
-    class Log(grpc.ServerInterceptor):
-        def intercept_service(self, continuation, details):
-            behavior = continuation(details).unary_unary
+    def log(behavior):
+        def wrapped(request, context):
+            answer = behavior(request, context)
+            seen.append(SET_BY_HANDLER.get())
+            return answer
 
-            def wrapped(request, context):
-                answer = behavior(request, context)
-                seen.append(SET_BY_HANDLER.get())
-                return answer
-
-            return handler("unary_unary", wrapped)
+        return wrapped
 
     behavior = answering("unary_unary", lambda _context: SET_BY_HANDLER.set("by the handler"))
-    interceptors = [Log(), *server_interceptors()]
+    interceptors = [wrapping("unary_unary", log), *server_interceptors()]
     with serving(handler("unary_unary", behavior), interceptors=interceptors) as target:
         ask(target, "unary_unary")
     assert seen == ["by the handler"]
