@@ -137,15 +137,12 @@ def test_closing_the_inner_channel_between_two_attempts_cancels_the_call(shop, c
     assert call.code() is grpc.StatusCode.CANCELLED
 
 
-class Slow(grpc.UnaryStreamClientInterceptor):
-    """Returns a message after its call has failed. `has_read` is set when a message was read."""
+def slow(has_read):
+    """An interceptor that returns a message after its call has failed, and sets an event before."""
 
-    def __init__(self):
-        self.has_read = threading.Event()
-
-    def intercept_unary_stream(self, continuation, details, request):
+    def delay(continuation, details, request):
         call = continuation(details, request)
-        read, failed, has_read = type(call).__next__, threading.Event(), self.has_read
+        read, failed = type(call).__next__, threading.Event()
 
         class Late(type(call)):
             def __next__(self):
@@ -159,6 +156,8 @@ class Slow(grpc.UnaryStreamClientInterceptor):
         call.__class__ = Late
         return call
 
+    return interceptor(delay, "unary_stream")
+
 
 def test_a_message_that_was_read_is_returned_although_the_attempt_has_failed(
     shop, shop_channel, timer
@@ -166,7 +165,7 @@ def test_a_message_that_was_read_is_returned_although_the_attempt_has_failed(
     shop.then(Fail("UNAVAILABLE", after=1))
     policy = CallPolicy(retry=RETRY, idempotent=True)
     ours = client_interceptors(policy, timer=timer)
-    channel = grpc.intercept_channel(shop_channel, *ours, Slow())
+    channel = grpc.intercept_channel(shop_channel, *ours, slow(threading.Event()))
     stream = channel.unary_stream(UNARY_STREAM)(b"xyz")
     assert next(stream) == b"x"
     with pytest.raises(grpc.RpcError) as caught:
@@ -184,10 +183,10 @@ def test_a_message_that_was_read_is_returned_once_although_the_attempt_has_timed
     ours = client_interceptors(
         CallPolicy(timeout=stalls, retry=retry, idempotent=True), timer=timer
     )
-    channel = grpc.intercept_channel(shop_channel, *ours, slow := Slow())
+    channel = grpc.intercept_channel(shop_channel, *ours, slow(has_read := threading.Event()))
     stream = channel.unary_stream(UNARY_STREAM)(b"xyz")
     reading = in_thread(next, stream)
-    assert slow.has_read.wait(WAIT_S)
+    assert has_read.wait(WAIT_S)
     timer.advance(3.0)
     assert reading.result(WAIT_S) == b"x"
     with pytest.raises(grpc.RpcError) as caught:
@@ -335,28 +334,21 @@ def test_a_call_dropped_between_two_attempts_is_not_retried(world, shop, channel
     assert len(shop.calls) == 1
 
 
-class NotingAttempts(grpc.UnaryStreamClientInterceptor):
-    """Has weak references to the attempts."""
-
-    def __init__(self):
-        self.attempts = []
-
-    def intercept_unary_stream(self, continuation, details, request):
-        attempt = continuation(details, request)
-        self.attempts.append(weakref.ref(attempt))
-        return attempt
-
-
 def test_the_attempts_of_a_response_stream_are_freed_without_the_collector(shop, shop_channel):
     """Attempts in a cycle live until the interpreter ends, where their finalizers can hang."""
-    noting = NotingAttempts()
-    inner = grpc.intercept_channel(shop_channel, noting)
+    attempts = []
+
+    def note(continuation, details, request):
+        attempts.append(weakref.ref(attempt := continuation(details, request)))
+        return attempt
+
+    inner = grpc.intercept_channel(shop_channel, interceptor(note, "unary_stream"))
     channel = intercept_channel(inner, CallPolicy(retry=RETRY, idempotent=True))
     shop.then("UNAVAILABLE")
     with no_garbage_collector():
         assert list(channel.unary_stream(UNARY_STREAM)(b"x")) == [b"x"]
-        assert len(noting.attempts) == 2
-        assert wait_until(lambda: not any(attempt() for attempt in noting.attempts))
+        assert len(attempts) == 2
+        assert wait_until(lambda: not any(attempt() for attempt in attempts))
 
 
 @both
