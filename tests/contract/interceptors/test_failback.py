@@ -104,27 +104,8 @@ def test_a_delivery_that_the_server_cancels_is_repeated(shop, client, open_chann
     wait_until(lambda: queues.pending == 0)
 
 
-def test_requests_that_follow_the_failure_are_sent_too(
+def test_requests_that_follow_the_failure_are_read_in_the_context_of_the_caller_and_sent(
     shop, client, open_channel, flush, set_limit
-):
-    set_limit("call.failed_calls.READ_TIMEOUT_S", WAIT_S)
-    shop.then("UNAVAILABLE")
-    gate = threading.Event()
-
-    def is_queued(_error):
-        gate.set()
-        return True
-
-    channel = open_channel(AUDIT.replace(retry_on=is_queued))
-    requests = client.requests(b"a", b"b", b"c", gate=gate)
-    assert is_default(client.ask(channel, requests=requests))
-    assert flush()
-    assert shop.calls[1].requests == [b"a", b"b", b"c"]
-    assert shop.calls[1].time_remaining < 61
-
-
-def test_requests_that_follow_the_failure_are_read_in_the_context_of_the_caller(
-    shop, client, open_channel, set_limit
 ):
     set_limit("call.failed_calls.READ_TIMEOUT_S", WAIT_S)
     shop.then("UNAVAILABLE")
@@ -149,6 +130,9 @@ def test_requests_that_follow_the_failure_are_read_in_the_context_of_the_caller(
     TENANT.reset(token)
     assert is_default(client.answer(call))
     assert seen == ["shop"] * 3
+    assert flush()
+    assert shop.calls[1].requests == [b"a", b"b", b"c"]
+    assert shop.calls[1].time_remaining < 61
 
 
 def test_a_call_whose_deadline_has_passed_is_queued(shop, client, open_channel, flush):
