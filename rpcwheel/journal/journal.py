@@ -24,6 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rpcwheel._concurrency.executor import SerialExecutor, reset_after_fork
+from rpcwheel._concurrency.shared import SharedObjects
 from rpcwheel.errors import (
     JournalError,
     JournalFull,
@@ -92,10 +93,8 @@ class Journal:
         """Check the URL; the arguments and errors are those of `open_journal`."""
         self.url = parse_journal_url(url)
         self.backend: JournalBackend = open_journal_backend(self.url, timer=timer)
-        self._key = url, timer
         self.now_ns = lease_clock_of(None if self.backend.clock is None else timer)
         """The clock for leases; that of a `ManualTimer` if the journal has its time too."""
-        self.users = 0
         self.outage = Outage(str(self.url), self.now_ns, lambda: self.unstored_results)
         self.counts = Counts(self.backend, self.outage, self.now_ns, self.beside)
         self._workers: dict[str, tuple[str, Callable[[list[int]], object]]] = {}
@@ -453,12 +452,7 @@ class Journal:
         """Begin to `close`, and return a function that waits for its end."""
         # Before the use ends: the last one closes the connection.
         done = self._begin(partial(self._release, worker)) if worker else None
-        with _OPEN.lock:
-            self.users -= 1
-            is_last = self.users <= 0
-            if is_last and _OPEN.journals.get(self._key) is self:
-                del _OPEN.journals[self._key]
-        if is_last:
+        if _JOURNALS.release(self):
             components.remove("journal", self)
             done = self._begin(self._close)
         return self._waiting_for(done) if done else lambda: None
@@ -528,20 +522,8 @@ class _RequestLock:
         self.release()
 
 
-class _Open:
-    """The open journals of this process, by URL and `ManualTimer`."""
-
-    def __init__(self) -> None:
-        self.journals: dict[tuple[str, ManualTimer | None], Journal] = {}
-        self.reset()
-        reset_after_fork(self)
-
-    def reset(self) -> None:
-        """Make a lock; another thread of the parent may have had it when it forked."""
-        self.lock = threading.RLock()
-
-
-_OPEN: Final = _Open()
+_JOURNALS: Final[SharedObjects[Journal]] = SharedObjects(also_in_child=True)
+"""The open journals of this process, by URL and `ManualTimer`."""
 
 
 def open_journal(url: str, timer: Timer | None = None) -> Journal:
@@ -554,12 +536,7 @@ def open_journal(url: str, timer: Timer | None = None) -> Journal:
         ExtraMissing: A package is not installed.
     """
     key = url, timer if isinstance(timer, ManualTimer) else None
-    with _OPEN.lock:
-        journal = _OPEN.journals.get(key)
-        if journal is None:
-            journal = _OPEN.journals[key] = Journal(*key)
-        journal.users += 1
-        return journal
+    return _JOURNALS.acquire(key, partial(Journal, *key))
 
 
 def _depth_problem(dead: int, pending: int) -> str:

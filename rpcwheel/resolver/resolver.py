@@ -12,6 +12,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
+from rpcwheel._concurrency.shared import SharedObjects
 from rpcwheel.balancer.dubbo import DubboClient
 from rpcwheel.balancer.policy import checked_policy
 from rpcwheel.durations import to_ns
@@ -42,43 +43,8 @@ LIST: Final = "; `rpcwheel registry ls {}` shows what it lists"
 AUTHORITY_OPTIONS: Final = frozenset({"grpc.default_authority", "grpc.ssl_target_name_override"})
 
 
-class SharedRegistries:
-    """Registries opened for channels, by what they were opened with. Thread-safe."""
-
-    def __init__(self) -> None:
-        self.reset()
-        reset_after_fork(self)
-
-    def reset(self) -> None:
-        """Forget all in a forked child: the sessions are the parent's."""
-        self._lock = threading.RLock()  # finalizers release registries
-        self._open: dict[Hashable, tuple[Registry, int]] = {}  # with the number of users
-
-    def acquire(self, key: Hashable, make: Callable[[], Registry]) -> Registry:
-        """Return the open registry of this key, or a new one.
-
-        Raises:
-            Exception: What `make` raised; nothing is kept then.
-        """
-        with self._lock:
-            registry, users = self._open[key] if key in self._open else (make(), 0)
-            self._open[key] = registry, users + 1
-            return registry
-
-    def release(self, key: Hashable, registry: Registry) -> bool:
-        """Release a registry. Returns True to its last user, who must close it."""
-        with self._lock:
-            current, users = self._open.get(key, (None, 0))
-            if current is not registry:
-                return False  # it belongs to the parent of a fork
-            self._open[key] = registry, users - 1
-            if users == 1:
-                del self._open[key]
-            return users == 1
-
-
-SHARED_REGISTRIES: Final = SharedRegistries()
-"""The shared registries of this process."""
+SHARED_REGISTRIES: Final[SharedObjects[Registry]] = SharedObjects()
+"""Registries opened for channels, by what they were opened with."""
 
 
 def _hashable(policy: RegistryPolicy | None) -> Hashable:
@@ -183,15 +149,12 @@ class Resolver:
             ConfigurationError, ExtraMissing: The registry can't be opened.
         """
         self._target, self._wait_ns = target, wait_ns
-        self._key = target.registry_key, _hashable(policy), id(timer)
-        url: Any = target.url
-        self._registry = (
-            SHARED_REGISTRIES.acquire(
-                self._key, partial(Registry, url, registry_policy=policy, timer=timer)
-            )
-            if registry is None
-            else registry
-        )
+        if registry is None:
+            url: Any = target.url
+            key = target.registry_key, _hashable(policy), id(timer)
+            make = partial(Registry, url, registry_policy=policy, timer=timer)
+            registry = SHARED_REGISTRIES.acquire(key, make)
+        self._registry = registry
         opened = self._registry._session.url  # also that of a registry of the user
         self._client: DubboClient | None = None
         if opened.scheme in DUBBO_SCHEMES:
@@ -239,7 +202,7 @@ class Resolver:
             self._dropped.detach()
         if self._subscription is not None:
             self._subscription.close()
-        if self._target.url is not None and SHARED_REGISTRIES.release(self._key, self._registry):
+        if self._target.url is not None and SHARED_REGISTRIES.release(self._registry):
             self._registry.close()
 
     def refresh(self) -> None:

@@ -29,10 +29,9 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 from base64 import b64encode
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,6 +42,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from rpcwheel import status
 from rpcwheel._concurrency.closing import Closing
 from rpcwheel._concurrency.executor import reset_after_fork
+from rpcwheel._concurrency.shared import SharedObjects
 from rpcwheel.errors import ConfigurationError
 
 from .access import LOOPBACK, Access
@@ -118,7 +118,6 @@ class StatusServer(Closing):
                 the token is too short; or the port is in use, or can't be used for another reason.
         """
         self._closed = True
-        self.users = 1
         access = Access(host, token)
         listener = _listen(host, port)
         self.host, self.port = listener.getsockname()[:2]
@@ -144,11 +143,13 @@ class StatusServer(Closing):
 
     def close(self) -> None:
         """Stop listening, and end the connections, if this is the last user. Any thread."""
-        with _SHARED.lock:
-            self.users -= 1
-            if self._closed or self.users > 0:
-                return
-            self._closed = True
+        if _SHARED.release(self):
+            self._end()
+
+    def _end(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         self._http.stop()
         if threading.current_thread() is self._thread:  # where the garbage collector may run
             return
@@ -165,8 +166,7 @@ class StatusServer(Closing):
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
-            self.users = 1
-            self.close()
+            self._end()
             warnings.warn(
                 f"a StatusServer at {self.address} was dropped and not closed: close it, or its "
                 "kit",
@@ -257,39 +257,17 @@ def _shut_down(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-class _SharedServers:
-    """The servers of this process that several users may share."""
-
-    def __init__(self) -> None:
-        self._servers: weakref.WeakValueDictionary[tuple[str, int, str | None], StatusServer] = (
-            weakref.WeakValueDictionary()
-        )
-        self.reset()
-        reset_after_fork(self)
-
-    def reset(self) -> None:
-        """Replace the locks, in a forked child, where the old ones may never be released."""
-        self.lock = threading.RLock()  # a finalizer may close a server
-        self._opening = threading.RLock()  # `close` does not wait while a host name is looked up
-
-    def open(self, port: int, host: str, token: str | None) -> StatusServer:
-        """Return the server at this address; it listens if this is the first user.
-
-        Each user closes it once. With port 0, each user has a server. Arguments and errors as of
-        `StatusServer`.
-        """
-        with self._opening:
-            with self.lock:
-                server = self._servers.get((host, port, token)) if port else None
-                if server is not None and not server.closed:
-                    server.users += 1
-                    return server
-            server = self._servers[host, port, token] = StatusServer(port, host, token)
-            return server
+_SHARED: Final[SharedObjects[StatusServer]] = SharedObjects()
 
 
-_SHARED: Final = _SharedServers()
-shared_server: Final = _SHARED.open
+def shared_server(port: int, host: str, token: str | None) -> StatusServer:
+    """Return the server at this address; it listens if this is the first user.
+
+    Each user closes it once. With port 0, each user has a server. Arguments and errors as of
+    `StatusServer`.
+    """
+    key = host, port or object(), token
+    return _SHARED.acquire(key, partial(StatusServer, port, host, token))
 
 
 def _listen(host: str, port: int) -> socket.socket:

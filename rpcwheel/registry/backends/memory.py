@@ -8,14 +8,13 @@ before it returns. The records end with the process; a forked child starts witho
 
 from __future__ import annotations
 
-import os
 import threading
-import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from rpcwheel._concurrency.executor import reset_after_fork
+from rpcwheel._concurrency.shared import SharedObjects
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import ConfigurationError, RegistryUnavailable
 from rpcwheel.registry.backend import RegistryBackend, View
@@ -113,24 +112,8 @@ class _Engine:
             self.remove(key, changed)
 
 
-_engines: Final[weakref.WeakValueDictionary[str, _Engine]] = weakref.WeakValueDictionary()
-"""By name, while a backend of that name exists."""
-
-_naming: threading.Lock = threading.Lock()
-
-
-def _engine_of(name: str) -> _Engine:
-    with _naming:
-        return _engines.setdefault(name, _Engine())
-
-
-def _after_fork_in_child() -> None:
-    global _naming  # noqa: PLW0603 - another thread of the parent may hold it
-    _naming = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+_ENGINES: Final[SharedObjects[_Engine]] = SharedObjects(also_in_child=True)
+"""By name, while a backend of that name exists, even a closed one: none releases its engine."""
 
 
 class MemoryBackend(RegistryBackend):
@@ -147,7 +130,7 @@ class MemoryBackend(RegistryBackend):
         self._now_ns = self._timer.now_ns
         self._lease_ns = to_ns(settings.lease_s)
         name = url.hosts[0][0] if url.hosts else ""
-        self._engine = _engine_of(name)
+        self._engine = _ENGINES.acquire(name, _Engine)
         self._lease = _Lease()
         self._watches: dict[WatchNotifier, _Service] = {}
 

@@ -16,7 +16,7 @@ from rpcwheel.errors import JournalError, JournalUnavailable
 from rpcwheel.events import JournalFailed, JournalRecovered
 from rpcwheel.journal import counts
 from rpcwheel.journal.backend import CallState, Route
-from rpcwheel.journal.journal import _OPEN, _RequestLock, open_journal
+from rpcwheel.journal.journal import _JOURNALS, _RequestLock, open_journal
 from rpcwheel.journal.outage import Outage
 
 
@@ -99,7 +99,7 @@ def test_a_worker_is_released_before_its_use_of_the_journal_ends(tmp_path):
     journal = open_journal(url)
     journal.take("w", [Route("*", "", 1)], 0.0)
     with ThreadPoolExecutor() as pool:
-        with _OPEN.lock:  # no use ends
+        with _JOURNALS._lock:  # no use ends
             closing = pool.submit(journal.close, "w")
             wait_until(lambda: stored(url, CallState.READY))
         closing.result(WAIT_S)

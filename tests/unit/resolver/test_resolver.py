@@ -1,19 +1,11 @@
-"""The resolver of a channel, and registries that several of them share."""
+"""The resolver of a channel."""
 
-import pytest
 from tenacity.wait import wait_base
 
 from fixtures.forks import held_by_another_thread, holds_in_child
 from rpcwheel.registry.policy import RegistryPolicy
-from rpcwheel.resolver.resolver import Resolver, SharedRegistries
+from rpcwheel.resolver.resolver import Resolver
 from rpcwheel.resolver.target import Target
-
-
-def test_nothing_is_kept_of_a_registry_that_could_not_be_made():
-    shared = SharedRegistries()
-    with pytest.raises(ZeroDivisionError):
-        shared.acquire("a", lambda: 1 / 0)
-    assert len(shared._open) == 0
 
 
 def test_a_registry_whose_policy_cannot_be_hashed_is_shared_by_channels_with_that_policy():
@@ -33,15 +25,6 @@ def test_a_registry_whose_policy_cannot_be_hashed_is_shared_by_channels_with_tha
         each.close()
     assert first.closed
     assert third.closed
-
-
-def test_a_forked_child_does_not_use_the_registries_of_its_parent():
-    shared = SharedRegistries()
-    registry = shared.acquire("a", object)
-    assert holds_in_child(
-        lambda: not shared.release("a", registry) and shared.acquire("a", object) is not registry
-    )
-    assert shared.release("a", registry)
 
 
 def test_a_resolver_can_be_closed_in_a_forked_child():
