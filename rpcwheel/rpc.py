@@ -250,12 +250,8 @@ class Stop:
     reason: str
 
 
-def checked_code(name: object, *, subject: str) -> str:
-    """Return the name of a status code that is an error.
-
-    Args:
-        name: A name, or a `grpc.StatusCode`.
-        subject: The subject of the error message: the name of the setting.
+def checked_code(name: object) -> str:
+    """Return the name of a status code that is an error; `name` may be a `grpc.StatusCode`.
 
     Raises:
         TypeError: `name` is neither a string nor a status code.
@@ -264,24 +260,24 @@ def checked_code(name: object, *, subject: str) -> str:
     if isinstance(name, enum.Enum) and type(name).__name__ == "StatusCode":
         name = name.name
     if not isinstance(name, str):
-        raise TypeError(f"{subject} must name status codes, such as 'UNAVAILABLE', not {name!r}")
+        raise TypeError(f"it must name status codes, such as 'UNAVAILABLE', not {name!r}")
     if name in CODES:
         return name
     if name == "OK":
-        raise ConfigurationError(f"{subject} names the status code OK, which is not an error")
+        raise ConfigurationError("it names the status code OK, which is not an error")
     near = difflib.get_close_matches(name.upper(), CODES, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(CODES))}"
-    raise ConfigurationError(f"{subject} names {name!r}, which is not a gRPC status code; {hint}")
+    raise ConfigurationError(f"it names {name!r}, which is not a gRPC status code; {hint}")
 
 
-def checked_codes(value: object, *, subject: str) -> frozenset[str]:
+def checked_codes(value: object) -> frozenset[str]:
     """Return the names of status codes that are errors: of one, or of a set, tuple or list.
 
     Raises:
         ConfigurationError, TypeError: As `checked_code`.
     """
     each = value if isinstance(value, (set, frozenset, tuple, list)) else (value,)
-    return frozenset(checked_code(code, subject=subject) for code in each)
+    return frozenset(map(checked_code, each))
 
 
 def criticality_named(name: str) -> Criticality | None:
@@ -289,12 +285,8 @@ def criticality_named(name: str) -> Criticality | None:
     return _BY_LABEL.get(name) or _BY_LABEL.get(name.lower().replace("-", "_"))
 
 
-def checked_criticality(value: object, *, subject: str) -> Criticality:
-    """Return a criticality that a user gave.
-
-    Args:
-        value: A `Criticality`, or its name in any case, with `-` or `_`.
-        subject: The subject of the error message: the name of the setting.
+def checked_criticality(value: object) -> Criticality:
+    """Return a criticality that a user gave: itself, or its name in any case, with `-` or `_`.
 
     Raises:
         TypeError: `value` is neither.
@@ -303,14 +295,10 @@ def checked_criticality(value: object, *, subject: str) -> Criticality:
     if isinstance(value, Criticality):
         return value
     if not isinstance(value, str):
-        raise TypeError(
-            f"{subject} must be a Criticality or its name, such as 'sheddable', not {value!r}"
-        )
+        raise TypeError(f"it must be a Criticality or its name, such as 'sheddable', not {value!r}")
     level = criticality_named(value)
     if level is not None:
         return level
     near = difflib.get_close_matches(value.lower().replace("-", "_"), _BY_LABEL, n=1, cutoff=0.3)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_BY_LABEL)}"
-    raise ConfigurationError(
-        f"{subject} is {short_repr(value)}, which is not a criticality; {hint}"
-    )
+    raise ConfigurationError(f"it is {short_repr(value)}, which is not a criticality; {hint}")

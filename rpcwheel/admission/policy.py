@@ -39,7 +39,7 @@ Per = Literal["method", "target"]
 
 
 def _failures(value: object) -> frozenset[str]:
-    codes = checked(partial(checked_codes, subject="it"), value)
+    codes = checked(checked_codes, value)
     if not codes:
         raise ConfigurationError('it is empty; name status codes, such as "UNAVAILABLE"')
     if "CANCELLED" in codes:

@@ -53,9 +53,9 @@ class Matcher:
                 case type():
                     types.append(_exception_type(condition, setting))
                 case str():
-                    self._codes.add(checked_code(condition, subject="it"))
+                    self._codes.add(checked_code(condition))
                 case enum.Enum() if type(condition).__name__ == "StatusCode":
-                    self._codes.add(checked_code(condition, subject="it"))
+                    self._codes.add(checked_code(condition))
                 case retry_base():
                     self._strategies.append(_strategy(condition))
                 case _:

@@ -224,7 +224,7 @@ class RetryPolicy(Policy):
 
 
 def _codes(value: object) -> frozenset[str]:
-    return checked(partial(checked_codes, subject="it"), value)
+    return checked(checked_codes, value)
 
 
 class HedgingPolicy(Policy):

@@ -50,7 +50,7 @@ def or_maximum(policy: type[Policy]) -> OrShort:
 
 
 def _criticality(value: object) -> object:
-    return checked(partial(checked_criticality, subject="it"), value)
+    return checked(checked_criticality, value)
 
 
 OwnCriticality = Annotated[
