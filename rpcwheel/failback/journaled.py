@@ -497,13 +497,13 @@ class JournalStore:
             Whether a route covers its method.
         """
         route = None if is_held else self.routes.to(stored.target, stored.method)
-        if route is None and not is_held and stored.expires_s <= 0:
-            route = self.routes.to(stored.target)  # it ends the call
-        elif route is None and not is_held and self.routes.to(stored.target) is not None:
-            delay_s = min(UNCOVERED_DELAY_S, stored.expires_s)
-            uncovered = Postponed(stored.id, stored.attempts, delay_s, NOT_COVERED)
-            self.journal.report(self.lease.worker, uncovered)
-            return False
+        if route is None and not is_held:
+            route = self.routes.to(stored.target)  # it can only end a call that has expired
+            if route is not None and stored.expires_s > 0:
+                delay_s = min(UNCOVERED_DELAY_S, stored.expires_s)
+                uncovered = Postponed(stored.id, stored.attempts, delay_s, NOT_COVERED)
+                self.journal.report(self.lease.worker, uncovered)
+                return False
         call = None if route is None else self._taken_call(stored, route)
         if call is None:
             self.journal.report(self.lease.worker, _put_back(stored, 0))
