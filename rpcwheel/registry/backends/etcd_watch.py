@@ -165,7 +165,7 @@ class EtcdWatches:
             period_s=period_s,
             retry_s=min(period_s, MAX_RETRY_S),
             full_every=FULL_EVERY,
-            has_changed=self._probe,
+            check=self._probe,
         )
         self._changed = threading.Condition()  # not held while anything blocks
         self._stream: _Stream | None = None
@@ -295,24 +295,23 @@ class EtcdWatches:
         )
         stream.requests.put(self._messages.WatchRequest(create=create))
 
-    def _probe(self) -> bool:
+    def _probe(self) -> None:
         """Send a probe, or end the stream if the last one had no response in time.
 
-        Returns False: without a stream, all services are read again anyway.
+        Without a stream, all services are read again anyway.
         """
         with self._changed:
             stream, now_ns = self._stream, self._now_ns()
             if stream is None or stream.end_reason:
-                return False
+                return
             if stream.probed_ns is None:
                 stream.probed_ns = now_ns
                 progress = self._messages.WatchProgressRequest()
                 stream.requests.put(self._messages.WatchRequest(progress=progress))
-                return False
+                return
             is_late = now_ns - stream.probed_ns >= to_ns(self._timeout_s)
         if is_late:
             self._end(stream, f"no answer in {self._timeout_s:g} s")
-        return False
 
     def _end(self, stream: _Stream, reason: str) -> None:
         """End a stream, and have the next one use another connection."""

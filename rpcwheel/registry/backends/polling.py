@@ -46,7 +46,7 @@ class PollingWatcher:
         period_s: float,
         retry_s: float,
         full_every: int = 1,
-        has_changed: Callable[[], bool] | None = None,
+        check: Callable[[], object] | None = None,
     ) -> None:
         """Start no timer and no job.
 
@@ -59,16 +59,15 @@ class PollingWatcher:
             period_s: Seconds between periodic reads, 10 % more or less.
             retry_s: The longest delay after a failed read; the first is random, up to 0.2 s.
             full_every: Every how many periods `read` gets None. 1: in each.
-            has_changed: A cheap check that is made in each period that is not a full one; all
-                services are read if it returns True. None: they are read in each period. May raise
-                RegistryError.
+            check: Called in each period that is not a full one; calls `request_read` for what has
+                changed. None: all services are read in each period. May raise RegistryError.
         """
         self._read = read
         self._timer = OneShotTimer(timer, self._timer_expired, str(url))
         self._period_s = period_s
         self._retry_s = retry_s
         self._full_every = full_every
-        self._has_changed = has_changed
+        self._check = check
         self._closed = False
         self.reset()
         reset_after_fork(self)
@@ -165,7 +164,7 @@ class PollingWatcher:
             if now_ns >= self._period_ns:
                 self._periods += 1
                 full = self._periods % self._full_every == 0
-                if full or self._has_changed is None:
+                if full or self._check is None:
                     self._add_pending(self._watches, full=full)
                 else:
                     self._check_due = True
@@ -190,9 +189,9 @@ class PollingWatcher:
                 if self._lost_reason is not None:
                     reason, self._lost_reason = self._lost_reason, None
                     return partial(_notify, self._watches_of(self._watches), reason)
-                if self._check_due:
+                if self._check_due and self._check is not None:
                     self._check_due = False
-                    return self._check
+                    return partial(self._run_check, self._check)
                 for service, full in self._pending.items():
                     del self._pending[service]
                     previous = self._views.pop(service, None)  # back after a read that succeeds
@@ -200,13 +199,12 @@ class PollingWatcher:
             self._running = False
             return None
 
-    def _check(self) -> None:
+    def _run_check(self, check: Callable[[], object]) -> None:
         try:
-            changed = self._has_changed is not None and self._has_changed()
+            check()
         except RegistryError:
-            changed = not self._failed  # a read fails too, and reports it
-        if changed:
-            self.request_read()
+            if not self._failed:
+                self.request_read()  # it fails too, and reports it
 
     def _read_service(self, service: str, previous: View | None) -> None:
         try:

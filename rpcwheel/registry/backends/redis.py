@@ -103,7 +103,7 @@ class RedisBackend(RegistryBackend):
             period_s=settings.lease_s / 3,
             retry_s=settings.lease_s / 3,
             full_every=FULL_EVERY,
-            has_changed=self._has_changed,
+            check=self._check_changes,
         )
         self.reset()
         reset_after_fork(self)
@@ -208,8 +208,8 @@ class RedisBackend(RegistryBackend):
         is_over = now_ns - self._renewed_ns > self.settings.lease_s * 1e9
         return "lease" if is_over else "missing"
 
-    def _has_changed(self) -> bool:
-        """Have the watched services read that have changed since the last call; False for the rest.
+    def _check_changes(self) -> None:
+        """Have the watched services read that have changed since the last call.
 
         Raises:
             RegistryError: The server can't be asked.
@@ -217,19 +217,17 @@ class RedisBackend(RegistryBackend):
         began, *checked = self._run(self._check)
         self._compare(began)
         before, self._checked = self._checked, tuple(checked)
-        if self._checked == before:
-            return False
-        if self._checked[0] == before[0]:  # another program has changed the number of records
-            return True
         services = tuple(self._polling.services)
-        if not services:
-            return False
+        if self._checked == before or not services:
+            return
+        if self._checked[0] == before[0]:  # another program has changed the number of records
+            self._polling.request_read()
+            return
         versions = self._ask(lambda: self._client.hmget(f"{self._prefix}versions", services))
         previous, self._versions = self._versions, dict(zip(services, versions, strict=True))
         for service, version in self._versions.items():
             if service not in previous or previous[service] != version:
                 self._polling.request_read(service)
-        return False
 
     def _read(self, service: str, previous: View | None) -> View:
         began, view = self._load(service, previous)

@@ -95,7 +95,7 @@ class SqliteBackend(RegistryBackend):
             period_s=poll_s,
             retry_s=settings.lease_s / 3,
             full_every=max(1, round(settings.lease_s / poll_s)),
-            has_changed=self._has_changed,
+            check=self._check,
         )
         # `store` is the random id that a file gets when it is created.
         self._lease: str | None = None  # the id of this process's lease
@@ -274,8 +274,8 @@ class SqliteBackend(RegistryBackend):
             self._polling.report_contact_lost(f"{self.url}: another file is in its place")
         return view
 
-    def _has_changed(self) -> bool:
-        """Whether a read may find something new: a change, the end of a lease, or another file.
+    def _check(self) -> None:
+        """Read all again if there may be something new: a change, a lease's end, another file.
 
         A renewal of a lease is a write too, but changes neither `store` nor `revision`.
         """
@@ -286,9 +286,9 @@ class SqliteBackend(RegistryBackend):
             del self._first_end_ns[service]
         now_ns = self._now_ns()
         if before == meta and all(now_ns < ends_ns for ends_ns in self._first_end_ns.values()):
-            return False
+            return
         self._first_end_ns.clear()  # all services are read now, and again later if that fails
-        return True
+        self._polling.request_read()
 
     def reset(self) -> None:
         """Start without a lease. Called by `reset_after_fork` in a forked child.

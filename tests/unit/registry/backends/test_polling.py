@@ -148,9 +148,10 @@ def test_a_check_decides_about_periodic_reads_but_for_the_full_ones(engine, time
         if isinstance(answer, Exception):
             engine.error = answer
             raise answer
-        return answer
+        if answer:
+            polling.request_read()
 
-    polling, a = polling_of(engine, timer, full_every=4, has_changed=check), RecordingWatcher()
+    polling, a = polling_of(engine, timer, full_every=4, check=check), RecordingWatcher()
     polling.watch("a", a)
     assert a.sees("1")
     reads = []
@@ -269,13 +270,15 @@ class AnyOrder(RuleBasedStateMachine):
     def begin(self, full_every, checks):
         self.timer = ManualTimer()
         self.engine = Engine()
-        has_changed = self.engine.has_changed if checks else None
         self.full_every = full_every
-        self.polling = polling_of(
-            self.engine, self.timer, full_every=full_every, has_changed=has_changed
-        )
+        check = self.check if checks else None
+        self.polling = polling_of(self.engine, self.timer, full_every=full_every, check=check)
         self.open: list[tuple[str, object, CheckedWatcher]] = []
         self.closed: list[tuple[CheckedWatcher, int]] = []
+
+    def check(self):
+        if self.engine.has_changed():
+            self.polling.request_read()
 
     @rule(service=SERVICES)
     def watch(self, service):
