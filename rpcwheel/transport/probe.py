@@ -8,7 +8,7 @@ UNIMPLEMENTED, which is an answer too: the server is alive.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from rpcwheel._grpc.calls import has_status, value_of
 from rpcwheel._grpc.wire import fields, text_field
@@ -141,7 +141,7 @@ class HealthProbe:
 
     def judge(self, response: bytes) -> ProbeResult:
         """Read the serving status. A response without one counts as an answer."""
-        status = _field_1(response)
+        status = serving_status(response)
         if status == ServingStatus.SERVING:
             return ProbeResult(alive=True, serving=True)
         if status in {ServingStatus.NOT_SERVING, ServingStatus.SERVICE_UNKNOWN}:
@@ -191,13 +191,13 @@ def checked_probe(probe: object) -> Probe:
     return probe
 
 
-def _field_1(message: bytes) -> int | None:
-    """The last varint of field 1; 0 (the default) if there is none, None if it is malformed."""
-    status = 0
+def serving_status(response: bytes) -> ServingStatus | None:
+    """Read a `HealthCheckResponse`; None if it is none, or has an unknown status."""
+    status: Any = 0  # the default
     try:
-        for number, _, value in fields(message):
-            if number == 1 and isinstance(value, int):
+        for number, _, value in fields(response):
+            if number == 1:
                 status = value
+        return ServingStatus(status)
     except (ValueError, TypeError):
         return None
-    return status

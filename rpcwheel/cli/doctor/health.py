@@ -10,7 +10,7 @@ from typing import Final
 import grpc
 
 from rpcwheel.cli.findings import DoctorFinding, Level, Problem
-from rpcwheel.transport.probe import HealthProbe, ServingStatus
+from rpcwheel.transport.probe import HealthProbe, ServingStatus, serving_status
 
 HOW_TO_ADD: Final = (
     "to add it: pip install grpcio-health-checking, and "
@@ -32,20 +32,13 @@ Result = ServingStatus | CallFailed | None
 """The result of a health check; None for a response that is not a `HealthCheckResponse`."""
 
 
-RESPONSES: Final = {b"": ServingStatus.UNKNOWN} | {
-    bytes((0x08, status)): status for status in ServingStatus
-}
-"""Every valid `HealthCheckResponse`: field 1 as a varint, or nothing for the default. A table needs
-no protobuf."""
-
-
 def check(channel: grpc.Channel, service: str, timeout: float) -> tuple[Result, float]:
     """Check the health once, and return the result and the seconds that it took."""
     probe = HealthProbe(service)
     call = channel.unary_unary(probe.method)
     began = time.monotonic()
     try:
-        result: Result = RESPONSES.get(call(probe.request, timeout=timeout))
+        result: Result = serving_status(call(probe.request, timeout=timeout))
     except grpc.RpcError as error:
         result = CallFailed(error.code(), error.details() or "")  # type: ignore[attr-defined]
     return result, time.monotonic() - began

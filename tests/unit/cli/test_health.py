@@ -3,9 +3,9 @@
 import grpc
 from grpc_health.v1 import health_pb2
 
-from rpcwheel.cli.doctor.health import RESPONSES, CallFailed, finding_for
+from rpcwheel.cli.doctor.health import CallFailed, finding_for
 from rpcwheel.cli.findings import Level
-from rpcwheel.transport.probe import ServingStatus
+from rpcwheel.transport.probe import ServingStatus, serving_status
 
 Status = grpc.StatusCode
 
@@ -14,12 +14,12 @@ def test_responses_are_decoded_as_by_protobuf():
     for status in list(ServingStatus):
         message = health_pb2.HealthCheckResponse(status=int(status))
         assert health_pb2.HealthCheckResponse.ServingStatus.Name(status) == status.name
-        assert RESPONSES[message.SerializeToString()] is status
+        assert serving_status(message.SerializeToString()) is status
 
 
 def test_an_invalid_response_is_a_warning():
     for garbage in [b"\x08", b"hello", b"\x08\x09", b"\x0a\x01a"]:
-        finding = finding_for(RESPONSES.get(garbage), "", 1.0)
+        finding = finding_for(serving_status(garbage), "", 1.0)
         assert finding.level is Level.WARN
         assert finding.message == "the response is not a HealthCheckResponse"
 
