@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import queue
 import socket
-import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, cast
 
+from rpcwheel._concurrency.loop import begin_on_worker
 from rpcwheel.instance import GRPC_SCHEMES, LARGEST_PORT, explicit_target
 
 from .findings import Problem
@@ -124,44 +124,34 @@ def _is_ipv6(text: str) -> bool:
 
 
 def resolve(target: ServerTarget, timeout: float) -> list[Address]:
-    """Look up the addresses of a target.
-
-    The lookup runs on a daemon thread, as `getaddrinfo` has no timeout.
+    """Look up the addresses of a target, on a worker thread, as `getaddrinfo` has no timeout.
 
     Raises:
         Problem: There is no address, or no answer within `timeout` seconds.
     """
     if target.path:
         return [Address(socket.AF_UNIX, target.path)]
-    results: queue.SimpleQueue[list[Address] | Exception] = queue.SimpleQueue()
-
-    def look_up() -> None:
-        try:
-            answers = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            results.put(error)
-        else:
-            results.put(
-                [Address(family, cast("SocketAddress", address)) for family, *_, address in answers]
-            )
-
-    threading.Thread(target=look_up, name="doctor-lookup", daemon=True).start()
+    look_up = partial(socket.getaddrinfo, target.host, target.port, type=socket.SOCK_STREAM)
     try:
-        result = results.get(timeout=timeout)
-    except queue.Empty:
+        answers = begin_on_worker(look_up).result(timeout)
+    except TimeoutError:
         raise Problem(
             f"the name server does not answer within {timeout:g} s", "check /etc/resolv.conf"
         ) from None
-    if isinstance(result, list):
-        return list(dict.fromkeys(result))
-    if isinstance(result, socket.gaierror) and result.errno == socket.EAI_AGAIN:
+    except (OSError, UnicodeError) as error:
+        if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
+            raise Problem(
+                f"the lookup of {target.host!r} failed for now ({error.strerror})",
+                "check the spelling, and that a name server can be reached (/etc/resolv.conf)",
+            ) from None
         raise Problem(
-            f"the lookup of {target.host!r} failed for now ({result.strerror})",
-            "check the spelling, and that a name server can be reached (/etc/resolv.conf)",
+            f"the name {target.host!r} is unknown ({getattr(error, 'strerror', error)})",
+            "check the spelling; in Kubernetes, check the namespace and the service",
+        ) from None
+    return list(
+        dict.fromkeys(
+            Address(family, cast("SocketAddress", address)) for family, *_, address in answers
         )
-    raise Problem(
-        f"the name {target.host!r} is unknown ({getattr(result, 'strerror', result)})",
-        "check the spelling; in Kubernetes, check the namespace and the service",
     )
 
 
