@@ -24,12 +24,12 @@ import ipaddress
 import json
 import socket
 import threading
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from rpcwheel._concurrency.executor import EXECUTOR, reset_after_fork
+from rpcwheel._concurrency.loop import begin_on_worker
 from rpcwheel.durations import to_ns
 from rpcwheel.errors import (
     ConfigurationError,
@@ -44,6 +44,7 @@ from .polling import PollingWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from rpcwheel.registry.backend import Lost, Settings, Watch, Watcher
     from rpcwheel.registry.url import RegistryUrl
@@ -165,11 +166,10 @@ class HeadlessBackend(RegistryBackend):
         """
         with self._lock:
             self._check_open()
-            running = self._running
-            if running is None:
-                running = self._running = Future()
+            if self._running is None:
                 self._resolved_ns = self._now_ns()
-                EXECUTOR.submit(running, partial(self._run, running))
+                self._running = begin_on_worker(self._run)
+            running = self._running
         try:
             endpoints = running.result(self.settings.timeout_s)
         except TimeoutError:
@@ -185,15 +185,12 @@ class HeadlessBackend(RegistryBackend):
 
     # On a worker thread
 
-    def _run(self, running: Future[tuple[_Endpoint, ...]]) -> None:
+    def _run(self) -> tuple[_Endpoint, ...]:
         try:
-            endpoints = tuple(dict.fromkeys(self._resolve()))
-        except BaseException as error:  # noqa: BLE001 - for those who wait
-            self._running = None
-            running.set_exception(error)
-        else:
-            self._running = None
-            running.set_result(endpoints)
+            return tuple(dict.fromkeys(self._resolve()))
+        finally:
+            with self._lock:  # not before `_endpoints` has set it
+                self._running = None
 
     def _resolve(self) -> Iterable[_Endpoint]:
         if not self._srv:
