@@ -26,20 +26,19 @@ class SharedObjects(Generic[T]):
         `also_in_child`: a forked child uses the objects of its parent, instead of others.
         """
         self._also_in_child = also_in_child
-        self._forget()
+        self._by_key: weakref.WeakValueDictionary[Hashable, T] = weakref.WeakValueDictionary()
+        # Lists with an item for each user: a signal handler or finalizer may release an object at
+        # any point of `acquire` and `release`, and would change a number after it was read.
+        self._users: weakref.WeakKeyDictionary[T, list[None]] = weakref.WeakKeyDictionary()
         self.reset()
         reset_after_fork(self)
-
-    def _forget(self) -> None:
-        self._by_key: weakref.WeakValueDictionary[Hashable, T] = weakref.WeakValueDictionary()
-        self._users: weakref.WeakKeyDictionary[T, int] = weakref.WeakKeyDictionary()
 
     def reset(self) -> None:
         """Replace the locks, in a forked child, where the old ones may never be released."""
         self._lock = threading.RLock()  # finalizers release objects
         self._making = threading.RLock()  # `release` does not wait while an object is made
         if not self._also_in_child:
-            self._forget()
+            self._by_key.clear()
 
     def acquire(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the object of this key for another user. Without users, it is a new one.
@@ -50,13 +49,13 @@ class SharedObjects(Generic[T]):
         with self._making:
             with self._lock:
                 known = self._by_key.get(key)
-                users = 0 if known is None else self._users.get(known, 0)
+                users = None if known is None else self._users.get(known)
                 if known is not None and users:
-                    self._users[known] = users + 1
+                    users.append(None)
                     return known
             made = make()
             with self._lock:
-                self._by_key[key], self._users[made] = made, 1
+                self._by_key[key], self._users[made] = made, [None]
             return made
 
     def release(self, shared: T) -> bool:
@@ -65,7 +64,6 @@ class SharedObjects(Generic[T]):
         True also for an object that was not acquired here.
         """
         with self._lock:
-            left = self._users.pop(shared, 1) - 1
-            if left:
-                self._users[shared] = left
-            return not left
+            users = self._users.get(shared, [])
+            del users[-1:]
+            return not users

@@ -14,6 +14,18 @@ class Thing:
     """An object that can be shared."""
 
 
+class Interrupted(Thing):
+    """Runs the last function of `then` in each `__hash__`, as a signal handler may run anywhere."""
+
+    def __init__(self):
+        self.then = []
+
+    def __hash__(self):
+        if self.then:
+            self.then.pop()()
+        return id(self)
+
+
 def test_users_of_one_key_share_an_object_until_the_last_releases_it():
     shared = SharedObjects()
     first = shared.acquire("a", Thing)
@@ -40,6 +52,28 @@ def test_an_object_that_is_dropped_is_forgotten():
     gc.collect()
     assert dropped() is None
     assert shared.release(shared.acquire("a", Thing))
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("later", range(3))
+def test_a_use_may_end_in_the_middle_of_the_begin_or_end_of_another(begins, later):
+    shared = SharedObjects()
+    thing, _, _ = (shared.acquire("a", Interrupted) for _ in range(3))
+    were_last = []
+
+    def release():
+        were_last.append(shared.release(thing))
+
+    thing.then = [release, *[bool] * later]
+    if begins:
+        assert shared.acquire("a", Interrupted) is thing
+    else:
+        release()
+    while thing.then:
+        thing.then.pop()()
+    while len(were_last) < 3 + begins:
+        release()
+    assert were_last == [False] * (2 + begins) + [True]
 
 
 def test_a_release_does_not_wait_while_another_object_is_made():
