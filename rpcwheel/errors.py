@@ -330,10 +330,26 @@ C = TypeVar("C")
 
 
 def is_coroutine_function(function: object) -> bool:
-    """Whether calls of a function must be awaited; also of an object with `async def __call__`."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(type(function), "__call__", None)  # noqa: B004 - not whether it is callable
+    """Whether the result of a function must be awaited, or iterated with `async for`, to run it."""
+    parts = _parts(function)
+    return any(map(inspect.iscoroutinefunction, parts)) or any(
+        map(inspect.isasyncgenfunction, parts)
     )
+
+
+def is_generator_function(function: object) -> bool:
+    """Whether a function returns a generator, or an asynchronous one."""
+    parts = _parts(function)
+    return any(map(inspect.isgeneratorfunction, parts)) or any(
+        map(inspect.isasyncgenfunction, parts)
+    )
+
+
+def _parts(function: object) -> tuple[object, object]:
+    """Return what `inspect` knows the kind of: a function without its partials, or `__call__`."""
+    while isinstance(function, partial):
+        function = function.func
+    return function, getattr(type(function), "__call__", None)  # noqa: B004 - not if it is callable
 
 
 def check_callback(function: object, subject: str, form: str) -> None:

@@ -37,7 +37,13 @@ from rpcwheel.admission.circuit import FUNCTION, CircuitBreaker
 from rpcwheel.admission.method import MethodAdmissionStatus
 from rpcwheel.admission.policy import BreakerPolicy
 from rpcwheel.durations import to_seconds
-from rpcwheel.errors import BreakerOpen, ConfigurationError, is_coroutine_function, short_repr
+from rpcwheel.errors import (
+    BreakerOpen,
+    ConfigurationError,
+    is_coroutine_function,
+    is_generator_function,
+    short_repr,
+)
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.telemetry import components
 from rpcwheel.timer.manual import checked_timer, clock_of
@@ -395,8 +401,7 @@ def _require_observable(function: object) -> None:
         raise TypeError(f"write @{kind} above @with_breaker(...), not below it")
     if not callable(function):
         raise TypeError(f"with_breaker decorates functions, not {function!r}")
-    parts = [function, getattr(function, "__call__", None)]  # noqa: B004 - see above
-    if any(map(inspect.isgeneratorfunction, parts)) or any(map(inspect.isasyncgenfunction, parts)):
+    if is_generator_function(function):
         raise TypeError(
             "with_breaker decorates no generator functions: a call of one ends before its items "
             "are made; collect the items in a function that returns them"

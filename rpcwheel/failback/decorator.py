@@ -10,7 +10,6 @@ result on.
 from __future__ import annotations
 
 import functools
-import inspect
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -28,7 +27,7 @@ from typing import (
 
 from rpcwheel._concurrency.loop import running_loop
 from rpcwheel.call.failback_policy import FailbackPolicy
-from rpcwheel.errors import is_coroutine_function
+from rpcwheel.errors import is_coroutine_function, is_generator_function
 from rpcwheel.timer.manual import checked_timer
 
 from . import aio, sync
@@ -310,8 +309,7 @@ def _require_repeatable(function: object) -> None:
         raise TypeError(f"write @{kind} above @with_failback(...), not below it")
     if not callable(function):
         raise TypeError(f"with_failback decorates functions, not {function!r}")
-    parts = [function, getattr(function, "__call__", None)]  # noqa: B004 - as there
-    if any(map(inspect.isgeneratorfunction, parts)) or any(map(inspect.isasyncgenfunction, parts)):
+    if is_generator_function(function):
         raise TypeError(
             f"{label_of(function)} is a generator function: what it has yielded cannot be taken "
             "back, so it cannot be retried; collect the items in a function that returns them"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
@@ -107,3 +109,24 @@ def test_a_class_whose_objects_are_coroutine_functions_is_none() -> None:
 
     assert errors.is_coroutine_function(Later())
     assert not errors.is_coroutine_function(Later)
+
+
+async def items(*_: object) -> AsyncIterator[None]:
+    yield
+
+
+class AsyncItems:
+    __call__ = items
+
+
+class AsyncFunction:
+    async def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function",
+    [items, partial(items), AsyncItems(), partial(AsyncItems()), partial(AsyncFunction())],
+)
+def test_a_partial_or_an_async_generator_function_is_no_callback(function: object) -> None:
+    with pytest.raises(TypeError, match="must be a plain function"):
+        errors.check_callback(function, "callback", "callback()")
