@@ -58,8 +58,8 @@ class Routes:
         """Begin no more attempts by a route. Idempotent."""
         with self._lock:
             routes = self._by_target.get(route.target, [])
-            if route in routes:
-                routes.remove(route)
+            # A new list: the finalizer that calls this may run while `to` reads the other one.
+            self._by_target[route.target] = [each for each in routes if each is not route]
 
     def to(self, target: str, method: str | None = None) -> CallRoute | None:
         """Get the route to a target; None: this process does not deliver its calls.
