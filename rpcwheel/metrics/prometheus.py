@@ -15,7 +15,15 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
-import prometheus_client
+from rpcwheel.errors import ExtraMissing
+
+try:
+    import prometheus_client
+except ModuleNotFoundError as error:
+    raise ExtraMissing(
+        "metrics for Prometheus need the package prometheus_client: "
+        "pip install 'rpcwheel[prometheus]'"
+    ) from error
 from prometheus_client import exposition as formats
 from prometheus_client.core import (
     CounterMetricFamily,

@@ -29,9 +29,18 @@ def metric_sinks() -> tuple[str, ...]:
     if is_off(METRICS_VARIABLE):
         return ()
     wanted = _known_value(METRICS_VARIABLE, *SINKS)
-    return tuple(
+    names = tuple(
         name for name, module in SINKS.items() if wanted in ("", name) and is_installed(module)
     )
+    if wanted and not names:
+        _LOG.warning(
+            "metrics stay off, because the package for %s=%s is not installed: "
+            "pip install 'rpcwheel[%s]'",
+            METRICS_VARIABLE,
+            wanted,
+            wanted,
+        )
+    return names
 
 
 def traces_allowed() -> bool:

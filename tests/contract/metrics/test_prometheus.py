@@ -163,6 +163,21 @@ def test_an_old_api_of_opentelemetry_leaves_the_program_and_prometheus_alone():
     assert "metrics for otel stay off: opentelemetry-api is too old" in errors
 
 
+def test_the_missing_package_of_the_wanted_metrics_is_named(monkeypatch):
+    monkeypatch.setenv("RPCWHEEL_METRICS", "prometheus")
+    program = "import sys\nsys.modules['prometheus_client'] = None\n" + PROGRAM
+    program += """
+import rpcwheel
+try:
+    rpcwheel.metrics.Collector
+except rpcwheel.errors.ExtraMissing as error:
+    print(error)
+"""
+    output, errors = run_program(program)
+    assert output.endswith("prometheus_client: pip install 'rpcwheel[prometheus]'\n")
+    assert "RPCWHEEL_METRICS=prometheus is not installed: pip install 'rpcwheel[prom" in errors
+
+
 def test_a_module_that_a_test_has_made_is_not_the_package():
     made = "import sys, types\nsys.modules['prometheus_client'] = types.ModuleType('x')\n"
     assert run_program(made + PROGRAM)[1] == ""
