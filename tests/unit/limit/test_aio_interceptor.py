@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from fixtures.limited_servers import LONG_S
+from fixtures.waiting import WAIT_S, Gate
 from rpcwheel.limit import pause
 from rpcwheel.limit.aio_interceptor import LimitInterceptor
 from rpcwheel.limit.limiter import UNLIMITED, RefusalReason
@@ -32,11 +33,12 @@ class Server:
     def __init__(self, policy):
         self.limit = ServerLimit(policy, lambda _: policy, timer=None)
         self.interceptor = LimitInterceptor(self.limit)
+        self.handler = HANDLER
         self.ran = []
         self.ends = {}
 
     async def _handler(self, _details):
-        return HANDLER
+        return self.handler
 
     async def _serve(self, name):
         """What gRPC does; it catches the error."""
@@ -122,6 +124,23 @@ async def test_a_call_that_is_canceled_early_does_not_count_as_a_short_handler(s
     assert (server.ran, server.limit.limiter.running) == (["first", "second"], 0)
     (method,) = server.limit._methods.values()
     assert method.least_ns >= 10_000_000  # uvloop may sleep for less
+
+
+async def test_a_blocking_handler_that_goes_on_after_its_call_has_not_answered(server):
+    gate = Gate()
+    server.handler = grpc.unary_unary_rpc_method_handler(lambda request, _: gate(request))
+
+    async def serve():
+        handler = await server.interceptor.intercept_service(server._handler, DETAILS)
+        running = asyncio.create_task(asyncio.to_thread(handler.unary_unary, b"x", None))
+        await asyncio.to_thread(gate.entered.wait, WAIT_S)
+        return running
+
+    running = await asyncio.create_task(serve())
+    gate.opened.set()
+    assert await running == b"x"
+    (method,) = server.limit._methods.values()
+    assert not method.is_answered
 
 
 class Context:

@@ -35,6 +35,7 @@ def test_a_pause_is_shared_with_handlers_that_run_in_addition_to_the_limit():
     policy = LimitPolicy()
     limit = ServerLimit(policy, lambda _: policy, timer=None)
     limit.limiter.extra = 1
+    assert limit.status().running == 1
     now, used = BEGAN + ACCEPT_EVERY_NS, 2 * ACCEPT_EVERY_NS
     limit.begin_pause(BEGAN, ACCEPT_EVERY_NS)
     assert limit.begin_pause(now, used)
