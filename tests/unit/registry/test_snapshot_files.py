@@ -161,6 +161,18 @@ def test_a_torn_file_is_ignored_reported_once_and_replaced(make, write, path, ev
 
 
 @posix
+def test_a_file_that_cannot_be_opened_is_reported_once_and_replaced(make, path, events):
+    path.parent.mkdir(parents=True)
+    path.symlink_to(path)
+    snapshots = make()
+    assert snapshots.load(SERVICE) is None
+    snapshots.keep(SERVICE, instances("a"))
+    snapshots.close()
+    assert [failure.error.errno for failure in failures(events)] == [errno.ELOOP]
+    assert make().load(SERVICE).instances == instances("a")
+
+
+@posix
 @pytest.mark.parametrize("mode", [0o666, 0o620, 0o602])
 def test_a_file_that_others_can_write_is_not_read_and_is_replaced(make, write, path, events, mode):
     write("a")
