@@ -95,7 +95,8 @@ def check(
             raise typer.Exit(2) from None
         problems = error.problems or (str(error),)
         if as_json:
-            print(json.dumps({"file": file, "valid": False, "problems": problems}, indent=2))
+            shown = masked_url(file) if file and "://" in file else file
+            print(json.dumps({"file": shown, "valid": False, "problems": problems}, indent=2))
         else:
             print(*map(printable, problems), sep="\n", file=sys.stderr)
         raise typer.Exit(1) from None

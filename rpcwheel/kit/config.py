@@ -106,7 +106,7 @@ def policy_from_file(path: str | os.PathLike[str]) -> KitPolicy:
         ConfigurationError: The file can't be read or parsed, or a setting in it is unknown, out of
             range, of a wrong type, or contradicts another. The message lists all mistakes.
     """
-    return _policy(_read(Path(path)), lambda _: str(path))
+    return _policy(_read(path), lambda _: str(path))
 
 
 def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = None) -> KitPolicy:
@@ -130,7 +130,7 @@ def policy_from_env(prefix: str = PREFIX, environ: Mapping[str, str] | None = No
         if name.startswith(prefix) and name not in OTHER_VARIABLES and value.strip()
     }
     file = variables.pop(f"{prefix}CONFIG", None)
-    tree = {} if file is None else _read(Path(file))
+    tree = {} if file is None else _read(file)
     origins: dict[SettingPath, str] = {}
     unknown: list[str] = []
     for name, text in variables.items():
@@ -282,7 +282,12 @@ def _may_be_none(place: SettingPath) -> bool:
 # Files
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(file: str | os.PathLike[str]) -> dict[str, Any]:
+    path, name = Path(file), os.fspath(file)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", name):  # not `C://`
+        raise ConfigurationError(
+            f"{masked_url(name)}: give the path of a settings file in place of this URL"
+        )
     form = SUFFIXES.get(path.suffix.lower())
     if form is None:
         raise ConfigurationError(f"{path}: its name must end with {', '.join(SUFFIXES)}")

@@ -68,6 +68,16 @@ def test_check_prints_every_problem_with_the_nearest_name(file, capsys) -> None:
     assert (report["valid"], len(report["problems"])) == (False, 3)
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("path", ["", "/x.toml"])
+def test_check_refuses_a_url_without_its_password(capsys, path, options) -> None:
+    assert main(["config", "check", f"redis://shop:secret@cache:6379{path}", *options]) == 1
+    captured = capsys.readouterr()
+    shown = captured.out + captured.err
+    assert f"redis://***@cache:6379{path}: give the path of a settings file" in shown
+    assert "secret" not in shown
+
+
 def test_check_refuses_what_a_kit_refuses(file, capsys) -> None:
     file.write_text(
         '[methods."/a/*".failback]\n'
