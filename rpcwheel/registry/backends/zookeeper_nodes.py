@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from kazoo.exceptions import (
@@ -93,11 +92,8 @@ class ZookeeperNodes(RegistryBackend):
         self._verified: dict[str, tuple[int, str]] = {}
         self._renewals = 0
         self._fired: dict[str, set[str]] = {}
-        """Paths of nodes whose watch has fired, by service. Not locked: kazoo's thread adds them,
-        and `_take_fired` takes them out one by one."""
-        self._watches: dict[str, Callable[[WatchedEvent], None]] = {}
-        """The callback of the watches of each service, always the same: kazoo calls equal ones
-        once."""
+        """Paths of nodes whose watch has fired since the last read, by service. Without a lock:
+        kazoo's thread adds them, and a read takes the whole set."""
 
     # For subclasses to override
 
@@ -172,34 +168,31 @@ class ZookeeperNodes(RegistryBackend):
         if event.type != EventType.NONE:  # NONE: connection lost, which the session reports
             self._verified.pop(event.path, None)
 
-    def _watch_fired(self, service: str, event: WatchedEvent) -> None:
-        if event.type != EventType.NONE:
+    def watch_fired(self, service: str, event: WatchedEvent) -> None:
+        """Have a service read again; a watch of one that is not watched any more is ignored."""
+        if event.type == EventType.NONE or service not in self._polling.services:
+            return
+        while event.path not in self._fired.setdefault(service, set()):
+            # Again if a read has taken the set in between: it may not have seen this path.
             self._fired.setdefault(service, set()).add(event.path)
-            self._polling.request_read(service)
+        self._polling.request_read(service)
 
     # Watches
 
     def _read_watched(self, service: str, previous: View | None) -> View:
         """Read what has changed since `previous` (None: everything), and set watches on it."""
         client, end_ns = self._session.client(), self._session.end_ns()
-        fired = self._take_fired(service)
+        fired = self._fired.pop(service, set())
         unchanged: Mapping[str, Any] = {}
         if isinstance(previous, NodesView):
             if previous.is_complete and not fired:
                 return previous
             unchanged = {path: node for path, node in previous.nodes.items() if path not in fired}
-        watch = self._watches.setdefault(service, partial(self._watch_fired, service))
+        watch = _ServiceWatch(self, service)
         reads = NodeReads(self, client, end_ns, watch=watch, unchanged=unchanged)
         records, is_complete = self._read_records(service, reads)
         changed = None if previous is None else changed_ids(previous.records, records)
         return NodesView(records, client.last_zxid, changed, reads.nodes, is_complete)
-
-    def _take_fired(self, service: str) -> set[str]:
-        """Return the nodes of a service whose watch has fired since the last call."""
-        marked, fired = self._fired.setdefault(service, set()), set()
-        while marked:
-            fired.add(marked.pop())
-        return fired
 
     # Requests
 
@@ -265,6 +258,17 @@ class ZookeeperNodes(RegistryBackend):
 
     def _conflict(self, paths: Collection[str]) -> RegistryUnavailable:
         return RegistryUnavailable(f"{self.url}: others change the same nodes: {', '.join(paths)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _ServiceWatch:
+    """The callback of the watches of one service. All are equal: kazoo calls equal ones once."""
+
+    backend: ZookeeperNodes
+    service: str
+
+    def __call__(self, event: WatchedEvent) -> None:
+        self.backend.watch_fired(self.service, event)
 
 
 class NodeReads:
