@@ -73,7 +73,10 @@ async def await_future(future: Future[R], timeout_s: float | None = None) -> R:
         future.add_done_callback(lambda _: call_on_loop(loop, _set_done, done))
         async with asyncio.timeout(loop_timeout(timeout_s)):
             await done
-    return future.result()
+    try:
+        return future.result()
+    finally:
+        del future  # else a cycle: its error, the traceback of the error, and this frame
 
 
 def loop_timeout(timeout_s: float | None) -> float | None:

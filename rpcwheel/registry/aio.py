@@ -298,6 +298,8 @@ class Registry(RegistryBase, AsyncClosing):
             return await await_future(asked, wait_s)
         except TimeoutError:
             raise self._no_answer(wait_s) from None
+        finally:
+            del asked  # else a cycle: its error, the traceback of the error, and this frame
 
 
 def open_registry(

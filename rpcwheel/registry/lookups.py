@@ -87,6 +87,7 @@ class LookupQueue:
             if not isinstance(error, RegistryClosed):  # closed by its user: no failure
                 self._emit(RegistryFailed(self._registry, "lookup", error, None))
             answer.set_exception(error)
+            del lookup, answer  # else a cycle: the error, its traceback, and this frame
             return error
         answer.set_result(result)
         return None

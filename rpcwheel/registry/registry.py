@@ -462,6 +462,8 @@ class Registry(RegistryBase, Closing):
             return answer.result(wait_s)
         except TimeoutError:
             raise self._no_answer(wait_s) from None
+        finally:
+            del answer  # else a cycle: its error, the traceback of the error, and this frame
 
 
 def open_registry(

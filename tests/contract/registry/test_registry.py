@@ -8,12 +8,14 @@ import os
 import random
 import threading
 import warnings
+import weakref
 
 import pytest
 from tenacity.wait import wait_base
 
 from fixtures.flaky_backends import POLICY, HangingBackend, flaky_backend, instance, published_ids
 from fixtures.forks import holds_in_child
+from fixtures.leaks import no_garbage_collector
 from fixtures.timers import run_threads
 from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel.errors import (
@@ -146,6 +148,19 @@ def test_a_failing_lookup_returns_the_last_answer_or_raises(world, world_registr
             world.do(world_registry.lookup, "never.Seen")
         with pytest.raises(error):
             world.do(world_registry.services)
+
+
+def test_the_error_of_a_lookup_is_freed_without_the_collector(world, world_registry, backend):
+    def failed():
+        try:
+            world.do(world_registry.lookup, "shop.Orders")
+        except RegistryUnavailable as error:
+            return weakref.ref(error)
+
+    backend.down()
+    with no_garbage_collector():
+        left = failed()
+        assert wait_until(lambda: left() is None)
 
 
 def test_a_lookup_waits_no_longer_than_its_wait(world, world_registry, backend):
