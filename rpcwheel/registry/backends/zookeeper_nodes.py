@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
+from weakref import WeakValueDictionary
 
 from kazoo.exceptions import (
     KazooException,
@@ -61,6 +63,8 @@ class NodesView(View):
     """`NodeReads.nodes`."""
     is_complete: bool = True
     """False if something is missing; it is read again later."""
+    watch: object = None
+    """The callback of the watches, which must last until the next read."""
 
 
 class ZookeeperNodes(RegistryBackend):
@@ -91,9 +95,9 @@ class ZookeeperNodes(RegistryBackend):
         # connection of the watch, and the epoch.
         self._verified: dict[str, tuple[int, str]] = {}
         self._renewals = 0
-        self._fired: dict[str, set[str]] = {}
-        """Paths of nodes whose watch has fired since the last read, by service. Without a lock:
-        kazoo's thread adds them, and a read takes the whole set."""
+        self._watches = WeakValueDictionary[str, partial[None]]()
+        """The callback of the watches of each service, the same while a view or kazoo has it: kazoo
+        calls equal ones once."""
 
     # For subclasses to override
 
@@ -168,31 +172,27 @@ class ZookeeperNodes(RegistryBackend):
         if event.type != EventType.NONE:  # NONE: connection lost, which the session reports
             self._verified.pop(event.path, None)
 
-    def watch_fired(self, service: str, event: WatchedEvent) -> None:
-        """Have a service read again; a watch of one that is not watched any more is ignored."""
-        if event.type == EventType.NONE or service not in self._polling.services:
-            return
-        while event.path not in self._fired.setdefault(service, set()):
-            # Again if a read has taken the set in between: it may not have seen this path.
-            self._fired.setdefault(service, set()).add(event.path)
-        self._polling.request_read(service)
+    def _watch_fired(self, service: str, fired: set[str], event: WatchedEvent) -> None:
+        if event.type != EventType.NONE:
+            fired.add(event.path)
+            self._polling.request_read(service)
 
     # Watches
 
     def _read_watched(self, service: str, previous: View | None) -> View:
         """Read what has changed since `previous` (None: everything), and set watches on it."""
         client, end_ns = self._session.client(), self._session.end_ns()
-        fired = self._fired.pop(service, set())
+        watch = self._watches.setdefault(service, partial(self._watch_fired, service, set()))
+        fired = _take_all(watch.args[1])
         unchanged: Mapping[str, Any] = {}
         if isinstance(previous, NodesView):
             if previous.is_complete and not fired:
                 return previous
             unchanged = {path: node for path, node in previous.nodes.items() if path not in fired}
-        watch = _ServiceWatch(self, service)
         reads = NodeReads(self, client, end_ns, watch=watch, unchanged=unchanged)
         records, is_complete = self._read_records(service, reads)
         changed = None if previous is None else changed_ids(previous.records, records)
-        return NodesView(records, client.last_zxid, changed, reads.nodes, is_complete)
+        return NodesView(records, client.last_zxid, changed, reads.nodes, is_complete, watch)
 
     # Requests
 
@@ -258,17 +258,6 @@ class ZookeeperNodes(RegistryBackend):
 
     def _conflict(self, paths: Collection[str]) -> RegistryUnavailable:
         return RegistryUnavailable(f"{self.url}: others change the same nodes: {', '.join(paths)}")
-
-
-@dataclass(frozen=True, slots=True)
-class _ServiceWatch:
-    """The callback of the watches of one service. All are equal: kazoo calls equal ones once."""
-
-    backend: ZookeeperNodes
-    service: str
-
-    def __call__(self, event: WatchedEvent) -> None:
-        self.backend.watch_fired(self.service, event)
 
 
 class NodeReads:
@@ -367,6 +356,14 @@ def session_id(client: KazooClient) -> int:
 def is_own(client: KazooClient, stat: Any) -> bool:
     """Whether a node with this stat belongs to the session of the client."""
     return bool(stat.ephemeralOwner == session_id(client))
+
+
+def _take_all(paths: set[str]) -> set[str]:
+    """Empty a set without a lock: kazoo's thread may add to it meanwhile."""
+    taken = set()
+    while paths:
+        taken.add(paths.pop())
+    return taken
 
 
 def _first_error(results: list[Any]) -> KazooException | None:

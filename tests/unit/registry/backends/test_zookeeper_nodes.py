@@ -41,19 +41,16 @@ def backend(client, timer, monkeypatch):
     backend.close()
 
 
-def test_the_callbacks_of_a_service_are_equal_so_kazoo_calls_one(backend, client):
-    for number in (1, 2):
-        watch = backend.watch("shop.Orders", RecordingWatcher())
-        assert wait_until(lambda number=number: len(client.watches) == number)
-        watch.close()
-    assert len(set(client.watches)) == 1
-
-
-def test_nothing_is_kept_of_a_service_whose_watch_was_closed(backend, client):
-    watch = backend.watch("shop.Orders", RecordingWatcher())
+def test_a_service_has_one_callback_until_its_watches_have_fired_and_are_closed(backend, client):
+    first = backend.watch("shop.Orders", RecordingWatcher())
     assert wait_until(lambda: len(client.watches) == 1)
-    client.watches[0](CHANGED)
+    client.watches.pop()(CHANGED)
+    assert wait_until(lambda: len(client.watches) == 1)
+    first.close()
+    again = backend.watch("shop.Orders", RecordingWatcher())
     assert wait_until(lambda: len(client.watches) == 2)
-    watch.close()
-    client.watches[1](CHANGED)  # ZooKeeper cannot take it back
-    assert not backend._fired
+    assert client.watches[0] is client.watches[1]
+    again.close()
+    del first, again  # their watchers keep the views
+    client.watches.clear()  # fired, or the session is over
+    assert wait_until(lambda: not backend._watches)
