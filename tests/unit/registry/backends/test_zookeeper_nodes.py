@@ -42,15 +42,14 @@ def backend(client, timer, monkeypatch):
 
 
 def test_a_service_has_one_callback_until_its_watches_have_fired_and_are_closed(backend, client):
-    first = backend.watch("shop.Orders", RecordingWatcher())
+    watch = backend.watch("shop.Orders", RecordingWatcher())
     assert wait_until(lambda: len(client.watches) == 1)
     client.watches.pop()(CHANGED)
     assert wait_until(lambda: len(client.watches) == 1)
-    first.close()
-    again = backend.watch("shop.Orders", RecordingWatcher())
+    client.watches[0](CHANGED)
     assert wait_until(lambda: len(client.watches) == 2)
     assert client.watches[0] is client.watches[1]
-    again.close()
-    del first, again  # their watchers keep the views
+    watch.close()
+    del watch  # its watcher keeps the views
     client.watches.clear()  # fired, or the session is over
     assert wait_until(lambda: not backend._watches)
