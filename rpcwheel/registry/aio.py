@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import inspect
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from rpcwheel._concurrency.closing import AsyncClosing
 from rpcwheel._concurrency.loop import (
@@ -29,7 +29,6 @@ from .registry import RegistrationBase, RegistryBase, checked_close, checked_wai
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from concurrent.futures import Future
 
     from rpcwheel.durations import Duration
     from rpcwheel.instance import ServiceInstance, Snapshot
@@ -44,8 +43,6 @@ __all__ = [
     "Subscription",
     "open_registry",
 ]
-
-R = TypeVar("R")
 
 
 class Registration(RegistrationBase):
@@ -265,16 +262,17 @@ class Registry(RegistryBase, AsyncClosing):
         if watched is not None:
             return watched
         try:
-            return await self._answer(self._session.look_up(service), wait_s)
+            snapshot: Snapshot = await self._answer(service, wait_s)
         except (RegistryUnavailable, RegistryRefused):
             last = await on_worker(partial(self._session.lookups.last, service))  # reads a file
             if last is None:
                 raise
             return last
+        return snapshot
 
     async def services(self) -> list[str]:
         """Request the names of all services in the registry, in order."""
-        names: list[str] = await self._answer(self._session.look_up(None), self._timeout_s)
+        names: list[str] = await self._answer(None, self._timeout_s)
         return names.copy()  # the answer may be shared
 
     async def close(self, timeout: Duration = 2.0) -> None:  # noqa: ASYNC109 - as in sync
@@ -293,13 +291,11 @@ class Registry(RegistryBase, AsyncClosing):
             if isinstance(error, asyncio.CancelledError):
                 raise
 
-    async def _answer(self, asked: Future[R], wait_s: float) -> R:
-        try:
-            return await await_future(asked, wait_s)
+    async def _answer(self, service: str | None, wait_s: float) -> Any:
+        try:  # without a variable for the future: the traceback of its error has this frame
+            return await await_future(self._session.look_up(service), wait_s)
         except TimeoutError:
             raise self._no_answer(wait_s) from None
-        finally:
-            del asked  # else a cycle: its error, the traceback of the error, and this frame
 
 
 def open_registry(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from rpcwheel._concurrency.closing import Closing
 from rpcwheel.durations import positive_ns, to_ns, to_seconds
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from rpcwheel.timer.api import Timer
 
     from .reconciler import RegistrationRecord
-
-R = TypeVar("R")
 
 KEY_FIELDS: Final = {"service", "id", "epoch"}
 """What `update` does not change: another service or id is another registration."""
@@ -410,7 +408,7 @@ class Registry(RegistryBase, Closing):
         if watched is not None:
             return watched
         try:
-            snapshot: Snapshot = self._answer(self._session.look_up(service), wait_s)
+            snapshot: Snapshot = self._answer(service, wait_s)
         except (RegistryUnavailable, RegistryRefused):
             last = self._session.lookups.last(service)
             if last is None:
@@ -425,7 +423,7 @@ class Registry(RegistryBase, Closing):
             RegistryUnavailable, RegistryRefused: It can't be asked, or refuses to answer.
             RegistryClosed: After `close()`.
         """
-        names: list[str] = self._answer(self._session.look_up(None), self._timeout_s)
+        names: list[str] = self._answer(None, self._timeout_s)
         return names.copy()  # the answer may be shared
 
     def close(self, timeout: Duration = 2.0) -> None:
@@ -457,13 +455,11 @@ class Registry(RegistryBase, Closing):
                 stacklevel=1,
             )
 
-    def _answer(self, answer: Future[R], wait_s: float) -> R:
-        try:
-            return answer.result(wait_s)
+    def _answer(self, service: str | None, wait_s: float) -> Any:
+        try:  # without a variable for the future: the traceback of its error has this frame
+            return self._session.look_up(service).result(wait_s)
         except TimeoutError:
             raise self._no_answer(wait_s) from None
-        finally:
-            del answer  # else a cycle: its error, the traceback of the error, and this frame
 
 
 def open_registry(

@@ -372,9 +372,8 @@ class RegistrySession:
             ends = idle and self.closed
             self._working = not idle or ends
         if lookup is not None:
-            error = self.lookups.carry_out(lookup)
-            self._note_lookup(error)
-            del lookup, error  # else a cycle: the error, its traceback, and this frame
+            self._note_lookup(self.lookups.carry_out(lookup))
+            del lookup  # else a cycle: its error, the traceback, and this frame
         elif request is not None:
             self._send(request)
         elif ends:
