@@ -331,17 +331,17 @@ C = TypeVar("C")
 
 def is_coroutine_function(function: object) -> bool:
     """Whether the result of a function must be awaited, or iterated with `async for`, to run it."""
-    parts = _parts(function)
-    return any(map(inspect.iscoroutinefunction, parts)) or any(
-        map(inspect.isasyncgenfunction, parts)
+    return any(
+        inspect.iscoroutinefunction(part) or inspect.isasyncgenfunction(part)
+        for part in _parts(function)
     )
 
 
 def is_generator_function(function: object) -> bool:
     """Whether a function returns a generator, or an asynchronous one."""
-    parts = _parts(function)
-    return any(map(inspect.isgeneratorfunction, parts)) or any(
-        map(inspect.isasyncgenfunction, parts)
+    return any(
+        inspect.isgeneratorfunction(part) or inspect.isasyncgenfunction(part)
+        for part in _parts(function)
     )
 
 

@@ -284,10 +284,8 @@ def _may_be_none(place: SettingPath) -> bool:
 
 def _read(file: str | os.PathLike[str]) -> dict[str, Any]:
     path, name = Path(file), os.fspath(file)
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", name):  # not `C://`
-        raise ConfigurationError(
-            f"{masked_url(name)}: give the path of a settings file in place of this URL"
-        )
+    if "://" in name[2:]:  # not `C://`
+        raise ConfigurationError(f"{masked_url(name)}: give the path of a settings file, not a URL")
     form = SUFFIXES.get(path.suffix.lower())
     if form is None:
         raise ConfigurationError(f"{path}: its name must end with {', '.join(SUFFIXES)}")
