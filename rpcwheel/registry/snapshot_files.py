@@ -257,7 +257,7 @@ class SnapshotFiles:
             return
         try:
             stored_s, stored = self._read(path) or (0.0, b"")
-        except (OSError, ValueError) as error:  # the file can be replaced nevertheless
+        except (PermissionError, ValueError) as error:  # it can be replaced nevertheless
             self._failed(path, path, error)
             stored_s, stored = 0.0, b""
         # Another process may have written a later change, or have set the time.
