@@ -40,7 +40,7 @@ from rpcwheel._grpc.calls import (
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call.client_state import ClientState
 from rpcwheel.call.policy import CallPolicy
-from rpcwheel.call.sync_call import DeferredCall
+from rpcwheel.call.sync_retrying_call import DeferredCall
 from rpcwheel.events import CallbackFailed, emit
 from rpcwheel.rpc import NOT_EXECUTED_CODES, TRIED, Kind, classes_by_kind
 from rpcwheel.transport.probe import MARK, SERVER_HEALTH

@@ -32,7 +32,8 @@ from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.admission.method import Admitted, NotSent, Reason, Waiting
 from rpcwheel.call.client_state import TIMER_CHECK_INTERVAL_S
 from rpcwheel.call.metadata import not_sent_metadata
-from rpcwheel.call.sync_call import DeferredCall, channel_closed
+from rpcwheel.call.sync_call import channel_closed
+from rpcwheel.call.sync_retrying_call import DeferredCall
 from rpcwheel.rpc import classes_by_kind
 
 if TYPE_CHECKING:

@@ -33,7 +33,8 @@ from rpcwheel.call.client_state import seconds_left
 from rpcwheel.call.config import CALL_OPTIONS
 from rpcwheel.call.idempotency import with_key
 from rpcwheel.call.metadata import call_metadata, new_nonce, with_attempt
-from rpcwheel.call.sync_call import ClientCall, begin
+from rpcwheel.call.sync_call import ClientCall
+from rpcwheel.call.sync_retrying_call import begin
 from rpcwheel.failback.stored_calls import StoredCalls
 from rpcwheel.rpc import Kind, classes_by_kind
 from rpcwheel.transport.probe import MARK, SERVER_HEALTH, SERVER_HEALTH_TIMEOUT_S, is_answered

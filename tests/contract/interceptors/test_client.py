@@ -283,8 +283,8 @@ def test_with_a_stopped_timer_calls_are_not_retried(shop, client, timer):
 
 @ways("sync blocking", "sync future", "sync stream", "aio unary")
 def test_a_call_ends_if_its_timer_is_stopped_before_the_retry(shop, client, events, set_limit):
-    for name in ("sync_call.TIMER_CHECK_INTERVAL_S", "aio_call.TIMER_CHECK_INTERVAL_S"):
-        set_limit(f"call.{name}", 0.05)
+    for module in ("sync_call", "sync_retrying_call", "aio_call"):
+        set_limit(f"call.{module}.TIMER_CHECK_INTERVAL_S", 0.05)
     set_limit("call.aio_call.TIMER_GRACE_S", 0.05)
     timer = WheelTimer()
     shop.then(Fail("UNAVAILABLE", "gone"))
@@ -301,7 +301,8 @@ def test_a_call_ends_if_its_timer_is_stopped_before_the_retry(shop, client, even
 def test_a_call_ends_while_a_task_blocks_the_timer_of_its_retry(shop, client, set_limit):
     # Only a future ends at the next check of the timer, the others at their deadline.
     interval_s = 0.05 if client.style == "future" else 2 * WAIT_S
-    set_limit("call.sync_call.TIMER_CHECK_INTERVAL_S", interval_s)
+    for module in ("sync_call", "sync_retrying_call"):
+        set_limit(f"call.{module}.TIMER_CHECK_INTERVAL_S", interval_s)
     set_limit("call.aio_call.TIMER_GRACE_S", interval_s)
     shop.then("UNAVAILABLE", Hang())
     free = threading.Event()

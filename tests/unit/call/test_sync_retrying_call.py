@@ -9,7 +9,8 @@ from rpcwheel._grpc.calls import Details
 from rpcwheel._grpc.finished import FinishedError
 from rpcwheel.call import CallPolicy, HedgingPolicy
 from rpcwheel.call.client_state import ClientState
-from rpcwheel.call.sync_call import CallAttempts, ClientCall, StreamAttempts
+from rpcwheel.call.sync_call import ClientCall
+from rpcwheel.call.sync_retrying_call import CallAttempts, StreamAttempts
 from rpcwheel.failback import FailbackPolicy
 from rpcwheel.rpc import Kind
 
