@@ -12,20 +12,16 @@ its name. Calls without a route stay in the journal.
 `pacing.py` says when attempts begin. As many calls of a target are taken as can begin soon: calls
 that are not taken can be taken by other processes.
 
-Times of the journal are relative and on the engine's clock. The process measures its lease by a
-clock that cannot be set and, on Linux, goes on while the machine is suspended: no attempt begins
-after its end. With a `ManualTimer`, both clocks are that of the timer if the journal is in SQLite,
-and `advance` looks for calls itself.
+Times of the journal are relative and on the engine's clock. With a `ManualTimer`, that is the clock
+of the timer if the journal is in SQLite.
 
-`JournalStore` is the store of a queue, `Lease` the lease of the calls that it has taken, and
-`Poller` decides when it looks at the journal for more.
+`lease.py` has the lease of the calls that were taken, and `poller.py` decides when the store looks
+at the journal for more.
 """
 
 from __future__ import annotations
 
 import contextlib
-import secrets
-import threading
 import weakref
 from collections import Counter
 from concurrent.futures import Future
@@ -42,8 +38,8 @@ from rpcwheel._grpc.calls import code_of
 from rpcwheel.call.idempotency import idempotency_key, new_key, set_idempotency_key
 from rpcwheel.call.matching import Matcher
 from rpcwheel.durations import to_ns, to_seconds
-from rpcwheel.errors import FailbackClosed, FailbackError, JournalError, TimerError
-from rpcwheel.events import ExecutorRejected, FailbackLeaseLost, TaskFailed, emit
+from rpcwheel.errors import FailbackClosed, FailbackError, JournalError
+from rpcwheel.events import FailbackLeaseLost, TaskFailed, emit
 from rpcwheel.journal.backend import (
     CallState,
     Dead,
@@ -59,6 +55,8 @@ from rpcwheel.rpc import Stop
 from rpcwheel.telemetry import tracing
 
 from .held_calls import AFTER_CLOSE
+from .lease import Lease
+from .poller import HORIZON_S, Poller
 from .queued_call import EncodedCall, QueuedCall, QueuedCallState, QueueEntry, SavedCall
 from .routes import Routes
 from .stored import StoredRpc, decode
@@ -71,7 +69,6 @@ if TYPE_CHECKING:
     from rpcwheel.journal.backend import StoredCall
     from rpcwheel.journal.journal import Journal
 
-    from .held_calls import HeldCalls
     from .pacer import PacedQueue
     from .routes import CallRoute
     from .stored_functions import FunctionCodec
@@ -82,9 +79,6 @@ POLL_INTERVAL_S: Final = 1.0
 
 POLLS_PER_LEASE: Final = 4
 """How often it is asked during a lease at least, as the lease is renewed then."""
-
-HORIZON_S: Final = 2.0
-"""Calls are taken if they are due within this time, and can begin within it."""
 
 UNDELIVERED: Final = (CallState.READY, CallState.BLOCKED, CallState.TAKEN)
 """The states of calls that are still to be delivered."""
@@ -102,156 +96,6 @@ NOT_REGISTERED: Final = (
     "has a journal, can be stored"
 )
 EXPIRED: Final = Stop("its max_age has passed")
-
-
-class Lease:
-    """One lease for all taken calls, under the name of a worker.
-
-    It is kept on the journal's `now_ns`, and ends there before it ends in the engine.
-    """
-
-    def __init__(
-        self, journal: Journal, queue: str, on_late: Callable[[list[int]], object]
-    ) -> None:
-        """Begin without a call; `on_late` as in `Journal.add_worker`."""
-        self._journal = journal
-        self._queue = queue
-        self._on_late = on_late
-        self._length_ns = to_ns(journal.url.lease_s)
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin another lease: results for the calls of the old one must not be accepted."""
-        self.worker = secrets.token_hex(8)
-        """The name under which calls are taken."""
-        self.ends_ns = 0
-        self._journal.add_worker(self.worker, self._queue, self._on_late)
-
-    def is_valid_for(self, call: QueuedCall) -> bool:
-        """Whether no other process may have a call."""
-        return call.worker == self.worker and self._journal.now_ns() < self.ends_ns
-
-    def extend(self, asked_ns: int) -> None:
-        """Note that the engine has prolonged the lease, when it was asked at a time."""
-        self.ends_ns = asked_ns + self._length_ns
-
-    def keep(self, *, is_used: bool) -> bool:
-        """Renew the lease after a third of it if there are calls. Blocks. False: it has ended.
-
-        Raises:
-            JournalError: The engine is not available.
-        """
-        now_ns = self._journal.now_ns()
-        if now_ns < self.ends_ns - self._length_ns * 2 // 3:
-            return True
-        if now_ns >= self.ends_ns > 0:
-            return False
-        if is_used:
-            # Attempts that were due after its end were refused, and no timeout starts them again.
-            if not self._journal.renew(self.worker) or self._journal.now_ns() >= self.ends_ns:
-                return False
-            self.extend(now_ns)
-        return True
-
-
-class Poller:
-    """Looks at a journal at an interval, and earlier if it is asked to, until `end`.
-
-    Thread-safe. One look runs at a time, on a worker thread. With a `ManualTimer`, `advance` looks
-    too, while its clock stands still: so it cannot pass the end of the lease.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        calls: HeldCalls,
-        timeouts: Timeouts,
-        interval_s: float,
-        look: Callable[[float], object],
-        stopped: Callable[[], object],
-    ) -> None:
-        """Begin without a look.
-
-        Args:
-            name: The name of the queue.
-            calls: Those of the queue. If it was closed, `start` has no effect.
-            timeouts: For the interval.
-            interval_s: The time between two looks.
-            look: Called with the time within which calls must be due.
-            stopped: Called when the timer is stopped; must not block.
-        """
-        self._name = name
-        self._calls = calls
-        self._timeouts = timeouts
-        self._interval_ns = to_ns(interval_s)
-        self._look = look
-        self._stopped = stopped
-        self.has_ended = False
-        """Whether no more looks begin."""
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin without a look, in a forked child."""
-        self._looking = threading.Lock()
-        self._is_requested = False
-        self._is_ticking = False
-
-    def start(self) -> None:
-        """Look at the interval from now on. Idempotent."""
-        with self._calls.lock:
-            if self._is_ticking or self._calls.closed:
-                return
-            self._is_ticking = True
-        self._set_tick()
-
-    def end(self) -> bool:
-        """Begin no more looks. False if that was done before."""
-        with self._calls.lock:
-            had_ended, self.has_ended = self.has_ended, True
-            return not had_ended
-
-    def request(self) -> None:
-        """Look soon. Never blocks."""
-        with self._calls.lock:
-            if self._is_requested or self.has_ended:
-                return
-            self._is_requested = True
-        # A `ManualTimer` may be advanced before a timeout is set, which would then be too late.
-        within_s = 0.0 if self._timeouts.is_manual else HORIZON_S
-        EXECUTOR.submit((self, "journal"), partial(self.look, within_s))
-
-    def request_after(self, delay_ns: int) -> None:
-        """Look after a delay, unless that is after the next look. Never blocks."""
-        if delay_ns < self._interval_ns:
-            with contextlib.suppress(TimerError, RuntimeError):
-                self._set(delay_ns, self.request)
-
-    def look(self, within_s: float = HORIZON_S) -> None:
-        """Look now, after a look that runs. Blocks."""
-        with self._looking:
-            self._is_requested = False
-            if not self.has_ended:
-                self._look(within_s)
-
-    def _tick(self) -> None:
-        if self.has_ended:
-            return
-        if self._timeouts.is_manual:
-            self.look()
-        else:
-            self.request()
-        self._set_tick()
-
-    def _set_tick(self) -> None:
-        try:
-            self._set(self._interval_ns, self._tick)
-        except (TimerError, RuntimeError) as error:  # RuntimeError: no thread can be started
-            self._is_ticking = False
-            emit(ExecutorRejected(timer=self._name, task=callable_name(self._tick), error=error))
-
-    def _set(self, delay_ns: int, method: Callable[[], None]) -> None:
-        # Weak, so that a queue is freed that is dropped without `close`.
-        self._timeouts.set(delay_ns, weak_callback(method), self._stopped, self._name)
 
 
 class JournalStore:
