@@ -418,25 +418,29 @@ class JournalWorker:
             return False
         self._fails_since_s = math.inf
         now_s = time.monotonic()
-        for queue, target in names:
-            place = self._places.get((queue, target))
-            if place is not None:
-                place.used_s = max(place.used_s, now_s)
-                if not (target and place.skipped):  # that there is no channel may have changed
-                    continue
-                if self._settings.once and now_s - place.tried_s < LOOK_INTERVAL_S:
-                    continue  # the user's `connect` may be slow, or write to a log
-            else:
-                place = _Place(now_s)
-            if self._settings.select(queue, target):
-                place.tried_s = now_s
-                place.skipped = self._deliver(queue, target, place)
-            with self._lock:
-                self._places[queue, target] = place
+        for name in names:
+            self._update_place(*name, now_s)
         for name, place in list(self._places.items()):
             if now_s - place.used_s > UNUSED_S:
                 self._drop_unused(*name, place)
         return True
+
+    def _update_place(self, queue: str, target: str, now_s: float) -> None:
+        """Note that a queue and target has calls. Deliver them if it is new or was skipped."""
+        place = self._places.get((queue, target))
+        if place is None:
+            place = _Place(now_s)
+            delivers = self._settings.select(queue, target)
+        else:
+            place.used_s = max(place.used_s, now_s)
+            delivers = bool(target and place.skipped)  # there may be a channel now
+            if self._settings.once:  # the user's `connect` may be slow, or write to a log
+                delivers = delivers and now_s - place.tried_s >= LOOK_INTERVAL_S
+        if delivers:
+            place.tried_s = now_s
+            place.skipped = self._deliver(queue, target, place)
+        with self._lock:
+            self._places[queue, target] = place
 
     def _deliver(self, queue: str, target: str, place: _Place) -> str:
         """Deliver the calls of a queue to a target from now on, or return why not."""
