@@ -7,7 +7,9 @@ the other, from the name to a health check, and ends where the next step cannot 
 import os
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
 from typing import Annotated, Final
 
 import grpc
@@ -31,7 +33,8 @@ from . import health, peer
 from .tls import TlsSettings
 
 PROXY_VARIABLES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
-"""The variables that gRPC reads, in this order; lower case only."""
+"""The variables that gRPC reads; lower case only. The first that is set counts, even if it is
+empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +213,22 @@ def _channel(settings: DoctorSettings) -> grpc.Channel:
 
 def _proxy(settings: DoctorSettings) -> Iterator[DoctorFinding]:
     """Report that gRPC uses a proxy of the environment, which the doctor does not."""
-    variable = next((name for name in PROXY_VARIABLES if os.environ.get(name)), None)
-    exempt = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""  # noqa: SIM112
-    suffixes = tuple(filter(None, map(str.strip, exempt.split(","))))
+    variable = next((name for name in PROXY_VARIABLES if name in os.environ), "")
+    is_used = os.environ.get(variable, "").lower().startswith("http://")
+    exempt = os.environ.get("no_grpc_proxy", os.environ.get("no_proxy", ""))  # noqa: SIM112
     host = settings.target.host
-    if variable and host and not host.endswith(suffixes):
+    if is_used and host and not any(_exempts(entry.strip(), host) for entry in exempt.split(",")):
         yield DoctorFinding(
             "proxy",
             Level.WARN,
             f"gRPC uses the proxy of ${variable}; the steps from name to ping are without it",
             f'set no_grpc_proxy={host}, or give the channel ("grpc.enable_http_proxy", 0)',
         )
+
+
+def _exempts(entry: str, host: str) -> bool:
+    """Whether gRPC uses no proxy for a host: its name ends so, or its address is in the network."""
+    if entry.rpartition("/")[2].isdecimal():
+        with suppress(ValueError):
+            return ip_address(host) in ip_network(entry, strict=False)
+    return bool(entry) and host.lower().endswith(entry.lower())

@@ -188,14 +188,31 @@ def test_one_reachable_address_of_several_is_enough(doctor, health_server, monke
     assert (status, found["name"]["message"]) == (0, "localhost resolves to 127.0.0.2, 127.0.0.1")
 
 
-def test_a_proxy_in_the_environment_is_a_warning(doctor, health_server, monkeypatch):
-    server = health_server()
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    monkeypatch.setenv("no_proxy", "example.org")
-    _, found = doctor(server.target)
-    assert found["proxy"]["level"] == "warn"
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert "proxy" not in doctor(server.target)[1]
+PROXY = {"http_proxy": "http://127.0.0.1:1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_used"),
+    [
+        (PROXY | {"no_proxy": "example.org, ,10.0.0.0/8"}, True),
+        (PROXY | {"no_proxy": "127.0.0.0/255.0.0.0,::/0"}, True),
+        (PROXY | {"no_proxy": "0.0.1"}, False),
+        (PROXY | {"no_proxy": "10.0.0.0/8, 127.0.0.9/8"}, False),
+        (PROXY | {"no_proxy": "127.0.0.1", "no_grpc_proxy": ""}, True),
+        (PROXY | {"grpc_proxy": ""}, False),
+        (PROXY | {"https_proxy": "https://127.0.0.1:1"}, False),
+    ],
+)
+def test_a_proxy_that_grpc_uses_is_a_warning(
+    doctor, health_server, monkeypatch, environment, is_used
+):
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("no_grpc_proxy", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    status, found = doctor(health_server().target)
+    assert status == is_used  # a call through the proxy fails, as nothing listens there
+    assert found.get("proxy", {}).get("level") == ("warn" if is_used else None)
 
 
 # Keepalive
