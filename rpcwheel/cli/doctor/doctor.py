@@ -36,6 +36,12 @@ PROXY_VARIABLES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
 """The variables that gRPC reads; lower case only. The first that is set counts, even if it is
 empty."""
 
+PATH_AS_NAME: Final = Problem(
+    "gRPC requires a certificate for the path of the socket, as if it were the name of a host",
+    "pass --servername NAME with a name of the certificate "
+    '(clients: the option ("grpc.ssl_target_name_override", NAME))',
+)
+
 
 @dataclass(frozen=True, slots=True)
 class DoctorSettings:
@@ -50,7 +56,7 @@ class DoctorSettings:
 
     def endpoint(self, address: Address) -> peer.Endpoint:
         """Return the endpoint for one of the target's addresses."""
-        name = self.tls.servername or self.target.host or "localhost"
+        name = self.tls.servername or self.target.host
         return peer.Endpoint(address, self.timeout, self.tls, name)
 
 
@@ -121,6 +127,9 @@ def examine(settings: DoctorSettings) -> Iterator[DoctorFinding]:
         message = f"{settings.target.host} resolves to {', '.join(listed)}"
         yield DoctorFinding("name", Level.OK, message, facts={"addresses": listed})
     reachable = yield from _reachable(addresses, settings)
+    if reachable and settings.tls.enabled and not (settings.tls.servername or settings.target.host):
+        yield DoctorFinding.failed("tls", PATH_AS_NAME)
+        return
     usable = []
     for address in reachable:
         last = None

@@ -30,12 +30,12 @@ def ca(authority, tmp_path):
 def secure_server(authority, health_server):
     """A gRPC server with TLS, whose certificate is for these names."""
 
-    def start(*names, client_ca=None, **given):
+    def start(*names, client_ca=None, place="127.0.0.1:0", **given):
         pairs = [key_and_chain(authority.issue_cert(*(names or ["127.0.0.1"]), **given))]
         credentials = grpc.ssl_server_credentials(
             pairs, root_certificates=client_ca, require_client_auth=client_ca is not None
         )
-        return health_server(credentials=credentials)
+        return health_server(credentials=credentials, place=place)
 
     return start
 
@@ -75,6 +75,16 @@ def test_a_certificate_for_another_name_is_found_with_its_names(doctor, secure_s
         "not valid for '127.0.0.1', but for shop.example, www.shop.exa" in found["tls"]["message"]
     )
     assert doctor(target, "--ca", ca, "--servername", "shop.example")[0] == 0
+
+
+def test_a_unix_socket_needs_the_name_that_the_client_overrides(
+    doctor, secure_server, ca, tmp_path
+):
+    target = secure_server("localhost", place=f"unix:{tmp_path}/app.sock").target
+    status, found = doctor(target, "--ca", ca)
+    assert (status, list(found)[-1]) == (1, "tls")
+    assert "grpc.ssl_target_name_override" in found["tls"]["advice"]
+    assert doctor(target, "--ca", ca, "--servername", "localhost")[0] == 0
 
 
 def test_a_certificate_that_expires_soon_is_a_warning(doctor, secure_server, ca):
