@@ -65,7 +65,7 @@ class Tls:
         """Create a context that checks the server's certificate and host name."""
         context = ssl.create_default_context(cafile=self.ca)
         if self.cert is not None:
-            context.load_cert_chain(self.cert, self.key)
+            load_certificate(context, self.cert, self.key)
         return context
 
     def grpc_credentials(self) -> grpc.ChannelCredentials:
@@ -78,6 +78,22 @@ class Tls:
         root, key, chain = (None if file is None else file.read_bytes() for file in files)
         credentials: grpc.ChannelCredentials = grpc.ssl_channel_credentials(root, key, chain)
         return credentials
+
+
+def load_certificate(context: ssl.SSLContext, cert: str | Path, key: str | Path | None) -> None:
+    """Load a certificate chain and its private key, without asking for a pass phrase.
+
+    OpenSSL would ask on the terminal, for each connection, and block the program. gRPC takes no
+    pass phrase at all.
+
+    Raises:
+        OSError: A file can't be read, is not PEM, or the key is encrypted.
+    """
+    context.load_cert_chain(cert, key, password=_refuse_encrypted_key)
+
+
+def _refuse_encrypted_key() -> str:
+    raise OSError("the private key is encrypted; use one without a pass phrase")
 
 
 def refused_by_tls(error: BaseException | None) -> bool:

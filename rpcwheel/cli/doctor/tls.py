@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from rpcwheel._engines.tls import load_certificate
 from rpcwheel.cli.findings import Problem
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class TlsSettings:
         """Return the same settings for Python's `ssl`.
 
         Raises:
-            OSError, ssl.SSLError: A file does not exist or is not PEM.
+            OSError, ssl.SSLError: A file does not exist or is not PEM, or the key is encrypted.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = verify and check_name
@@ -84,7 +85,7 @@ class TlsSettings:
             ascii_only = roots(self.ca).decode("latin-1").encode("ascii", "replace")
             context.load_verify_locations(cadata=ascii_only.decode())
         if self.cert is not None:
-            context.load_cert_chain(self.cert, self.key)
+            load_certificate(context, self.cert, self.key)
         context.set_alpn_protocols(["h2"])
         return context
 

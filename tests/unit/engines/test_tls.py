@@ -6,9 +6,16 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from fixtures.engine_watchers import tls_files
 from rpcwheel._engines.tls import Tls, refused_by_tls
+from rpcwheel.cli.doctor.tls import TlsSettings
 from rpcwheel.errors import ConfigurationError
 from rpcwheel.registry.url import parse_url
 
@@ -52,6 +59,20 @@ def test_a_file_without_a_certificate_is_refused(tls_files):
         tls_of(f"redis://a?tls=1&ca={key}")
     with pytest.raises(ConfigurationError, match="can't be used"):
         tls_of(f"redis://a?tls=1&cert={root}&key={key}")
+
+
+def test_a_pass_phrase_of_a_key_is_not_asked_for(tls_files, tmp_path):
+    root, chain, key = tls_files
+    encrypted = tmp_path / "encrypted.pem"
+    encrypted.write_bytes(
+        load_pem_private_key(key.read_bytes(), None).private_bytes(
+            Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"pass")
+        )
+    )
+    with pytest.raises(ConfigurationError, match="the private key is encrypted"):
+        tls_of(f"redis://a?tls=1&cert={chain}&key={encrypted}")
+    with pytest.raises(OSError, match="the private key is encrypted"):
+        TlsSettings(True, root, chain, encrypted).context()
 
 
 def test_a_file_below_a_home_directory_that_is_unknown_is_refused():
