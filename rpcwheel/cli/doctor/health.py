@@ -17,6 +17,18 @@ HOW_TO_ADD: Final = (
     "health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)"
 )
 
+HTTP_ADVICE: Final = {
+    "400": "with TLS, nginx answers so if the client certificate is missing, has expired or is not "
+    "trusted: pass another --cert; its error log has the reason",
+    "404": "it has no route for gRPC: check path, host name and port",
+}
+"""By the HTTP status."""
+
+FORWARD: Final = (
+    "check the proxy's route and its backend; it must forward HTTP/2 (nginx: grpc_pass)"
+)
+"""The advice for any other status."""
+
 _HTTP_STATUS: Final = re.compile(r"Received http2 header with status: (\d+)")
 
 
@@ -80,9 +92,7 @@ def _failed_call(failed: CallFailed, service: str, timeout: float) -> DoctorFind
     if status := _HTTP_STATUS.search(details):
         return _fail(
             f"HTTP {status[1]} instead of a gRPC response: a proxy or a web server answers",
-            "check the proxy's route and its backend; it must forward HTTP/2 (nginx: grpc_pass)"
-            if status[1] != "404"
-            else "it has no route for gRPC: check path, host name and port",
+            HTTP_ADVICE.get(status[1], FORWARD),
         )
     text = f"{code.name} {details}".rstrip()
     match code:

@@ -53,3 +53,9 @@ def test_each_result_of_the_check_has_level_text_and_advice():
         assert finding.level is level
         assert message in finding.message
         assert finding.advice or level is Level.OK
+
+
+def test_the_http_status_400_is_that_of_nginx_for_a_client_certificate():
+    finding = finding_for(answered_by_http(400, Status.INTERNAL), "", 1.0)
+    assert finding.level is Level.FAIL
+    assert "--cert" in finding.advice
