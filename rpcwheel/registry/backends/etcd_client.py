@@ -81,8 +81,9 @@ TLS_FAILURES: Final = (
     "TSI_PROTOCOL_FAILURE",  # in the handshake: CERTIFICATE_VERIFY_FAILED, WRONG_VERSION_NUMBER
     "TSI_DATA_CORRUPTED",  # after it, by TLS 1.3: the server does not accept our certificate
     "Hostname Verification Check failed",
+    "is not in peer certificate",  # the same in grpcio 1.66
 )
-"""Parts of gRPC's error text for a connection that could not be made (grpcio 1.85)."""
+"""Parts of gRPC's error text for a connection that could not be made (grpcio 1.66 and 1.85)."""
 
 REQUIRE_LEADER: Final = (("hasleader", "true"),)
 """Makes a member end a watch stream when it loses the leader, instead of staying silent (the

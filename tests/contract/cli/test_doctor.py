@@ -194,7 +194,7 @@ PROXY = {"http_proxy": "http://127.0.0.1:1"}
 @pytest.mark.parametrize(
     ("environment", "is_used"),
     [
-        (PROXY | {"no_proxy": "example.org, ,10.0.0.0/8"}, True),
+        (PROXY | {"no_proxy": "example.org,10.0.0.0/8"}, True),
         (PROXY | {"no_proxy": "127.0.0.0/255.0.0.0,::/0"}, True),
         (PROXY | {"no_proxy": "0.0.1"}, False),
         (PROXY | {"no_proxy": "10.0.0.0/8, 127.0.0.9/8"}, False),
