@@ -23,6 +23,14 @@ TLS_ADVICE: Final = (
 )
 """Followed by the reason. First, because log lines are cut at the end."""
 
+CUT: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""Errors of a connection that has ended without a reason, which may have any cause."""
+
+CUT_ADVICE: Final = (
+    "if this goes on, the server may want another client certificate: ?cert=chain.pem&key=key.pem"
+)
+"""With TLS 1.3, a client may write before it reads why the server refuses its certificate."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tls:
@@ -101,8 +109,12 @@ def refused_by_tls(error: BaseException | None) -> bool:
 
     Also true if one side does not speak TLS.
     """
-    while error is not None:
-        if isinstance(error, ssl.SSLError):  # a connection may end without a reason for any cause
-            return not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError))
+    cause = ssl_error_of(error)
+    return cause is not None and not isinstance(cause, CUT)
+
+
+def ssl_error_of(error: BaseException | None) -> ssl.SSLError | None:
+    """Return the error of `ssl` among an error and its causes."""
+    while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
-    return False
+    return error

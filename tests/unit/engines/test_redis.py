@@ -68,3 +68,11 @@ def test_a_failed_tls_handshake_is_refused():
     ours = redis_error("redis://a", error, CLASSES)
     assert type(ours) is JournalRefused
     assert "the TLS handshake failed" in str(ours)
+
+
+def test_a_connection_that_ends_in_tls_may_need_another_client_certificate():
+    error = redis.ConnectionError("closed")
+    error.__context__ = ssl.SSLEOFError("EOF occurred in violation of protocol")
+    ours = redis_error("redis://a", error, CLASSES)
+    assert type(ours) is JournalUnavailable
+    assert str(ours).endswith("client certificate: ?cert=chain.pem&key=key.pem")
