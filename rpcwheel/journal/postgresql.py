@@ -236,6 +236,10 @@ REFUSED: Final = re.compile(
 )
 """What libpq says if the server refuses a connection; it does not tell the SQLSTATE."""
 
+ABOUT_LOGIN: Final = "the user, the password, the rights, and the name of the database"
+ABOUT_TLS: Final = "the options sslmode, sslrootcert, sslcert and sslkey"
+"""What to look at if the server refuses, or is refused by libpq."""
+
 LOST: Final = re.compile(r"$|08|57P")
 """The start of the SQLSTATE of errors that do not tell whether the statement was executed: the
 connection was lost, or the server is ending."""
@@ -575,10 +579,8 @@ class PostgresqlJournal(SqlJournal):
         if state == "53100":
             return JournalFull(f"{message} (the server's disk is full)")
         if state.startswith("28") or state == "42501" or (not state and REFUSED.search(message)):
-            return JournalRefused(
-                f"{message}; look at the user, the password, the rights, "
-                "and the name of the database"
-            )
+            is_tls = "certificate" in message
+            return JournalRefused(f"{message}; look at {ABOUT_TLS if is_tls else ABOUT_LOGIN}")
         if state in FOREIGN:
             alternative = ", or the server lacks a function" if state == NO_FUNCTION else ""
             return JournalRefused(f"{message}; {self._foreign(alternative)}")

@@ -7,6 +7,7 @@ from fixtures.engine_redis import DurableRedis, RedisEngine
 from fixtures.engine_watchers import namespace, tls_files  # noqa: F401 - fixtures
 from fixtures.engines import engine_fixture
 from fixtures.journals import script, url  # noqa: F401
+from fixtures.listeners import listen  # noqa: F401 - a fixture
 from rpcwheel.journal import open_journal_backend
 
 postgresql = engine_fixture(PostgresqlEngine, "session")

@@ -8,6 +8,7 @@ import pytest
 
 from fixtures.engine_postgresql import PostgresqlEngine
 from fixtures.journal_calls import ROUTES, bodies_of, new_call
+from fixtures.listeners import answers
 from fixtures.waiting import WAIT_S, in_thread, wait_until
 from rpcwheel.cli import main
 from rpcwheel.errors import (
@@ -206,6 +207,14 @@ def test_a_wrong_password_is_refused_and_not_shown(opened):
         with pytest.raises(JournalRefused, match="no password supplied"):
             opened(engine.journal_url(user="postgres:").replace(":@", "@")).routes()
         opened(engine.journal_url()).append([new_call(1)])
+
+
+def test_a_refused_certificate_is_told_from_a_refused_user(opened, listen):
+    server = listen(answers(b"S"))  # it accepts TLS
+    url = f"postgresql://bob:sesame@{server.target}/shop?sslmode=verify-full&sslrootcert=/none"
+    with pytest.raises(JournalRefused, match=r"sslrootcert, sslcert and sslkey$") as refused:
+        opened(url).routes()
+    assert "password" not in str(refused.value)
 
 
 def test_a_role_without_rights_is_refused(journal, postgresql, schema, opened):
