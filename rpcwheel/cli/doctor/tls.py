@@ -81,6 +81,7 @@ class TlsSettings:
         context.check_hostname = verify and check_name
         context.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE
         if verify:
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC
             # `ssl` refuses characters that are not ASCII, also in comments, which gRPC ignores.
             ascii_only = roots(self.ca).decode("latin-1").encode("ascii", "replace")
             context.load_verify_locations(cadata=ascii_only.decode())

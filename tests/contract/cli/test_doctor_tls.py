@@ -60,6 +60,15 @@ def test_with_the_right_ca_a_server_is_healthy(doctor, secure_server, ca):
     assert found["tls"]["version"].startswith("TLSv1.")
 
 
+def test_an_intermediate_ca_is_trusted_as_by_grpc(doctor, health_server, authority, tmp_path):
+    intermediate = authority.create_child_ca()
+    pairs = [key_and_chain(intermediate.issue_cert("127.0.0.1"))]
+    server = health_server(credentials=grpc.ssl_server_credentials(pairs))
+    intermediate.cert_pem.write_to_path(tmp_path / "ca.pem")
+    status, found = doctor(server.target, "--ca", str(tmp_path / "ca.pem"))
+    assert (status, found["health"]["message"]) == (0, "the server is SERVING")
+
+
 def test_an_unknown_ca_is_found(doctor, secure_server):
     status, found = doctor(secure_server().target, "--tls")
     assert status == 1
