@@ -575,11 +575,12 @@ class PostgresqlJournal(SqlJournal):
     def _error(self, error: psycopg.Error) -> JournalError:
         state = error.sqlstate or ""
         message = error.diag.message_primary or str(error).strip() or type(error).__name__
+        words = re.sub('"[^"]*"', "", message)  # a name may be any word
         message = f"{self.url}: {message}"
         if state == "53100":
             return JournalFull(f"{message} (the server's disk is full)")
-        if state.startswith("28") or state == "42501" or (not state and REFUSED.search(message)):
-            is_tls = "certificate" in message
+        if state.startswith("28") or state == "42501" or (not state and REFUSED.search(words)):
+            is_tls = "certificate" in words
             return JournalRefused(f"{message}; look at {ABOUT_TLS if is_tls else ABOUT_LOGIN}")
         if state in FOREIGN:
             alternative = ", or the server lacks a function" if state == NO_FUNCTION else ""

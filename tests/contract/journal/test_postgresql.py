@@ -217,6 +217,14 @@ def test_a_refused_certificate_is_told_from_a_refused_user(opened, listen):
     assert "password" not in str(refused.value)
 
 
+def test_a_name_is_not_taken_for_the_reason_of_a_refusal(opened, listen):
+    said = b'SFATAL\0C28P01\0Mpassword authentication failed for user "certificate"\0\0'
+    server = listen(answers(b"E" + (len(said) + 4).to_bytes(4, "big") + said))
+    url = f"postgresql://certificate:sesame@{server.target}/certificates?sslmode=disable"
+    with pytest.raises(JournalRefused, match="look at the user, the password"):
+        opened(url).routes()
+
+
 def test_a_role_without_rights_is_refused(journal, postgresql, schema, opened):
     journal.append([new_call(1)])
     role = f"role_{schema}"
