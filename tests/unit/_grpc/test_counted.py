@@ -1,5 +1,6 @@
 """Counted calls: ends that real calls have rarely, or only at other moments."""
 
+import asyncio
 from unittest.mock import Mock
 
 import grpc
@@ -111,6 +112,16 @@ async def test_an_aio_call_that_takes_no_callbacks(counts):
 
     aio_counted.begin_counted(counts, Refusing, 0)
     assert codes(counts) == {"UNKNOWN": 1}
+
+
+async def test_an_aio_call_that_is_canceled_while_its_interceptors_run(counts):
+    class Intercepted:
+        def __init__(self) -> None:
+            self._interceptors_task = asyncio.create_task(asyncio.Event().wait())
+
+    aio_counted.begin_counted(counts, Intercepted)._interceptors_task.cancel()
+    await aio_wait_until(lambda: codes(counts))
+    assert codes(counts) == {"CANCELLED": 1}
 
 
 class CoreCall:
