@@ -1,6 +1,7 @@
 """Calls, reconnects and `close` on many threads: each call is sent once, nothing is left."""
 
 import threading
+from functools import partial
 
 import grpc
 import pytest
@@ -64,27 +65,57 @@ def end_of(call):
         return str(error)
 
 
-def open_closing(shop, *, intercepted=False):
+def intercepted(channel, before):
+    """A channel of gRPC whose interceptor calls `before`."""
+
+    def act(continuation, details, request):
+        before()
+        return continuation(details, request)
+
+    return grpc.intercept_channel(channel, interceptor(act, *KINDS))
+
+
+class Wrapped(grpc.Channel):
+    """A channel of another library: calls `before`, and raises what the calls of gRPC raise."""
+
+    def __init__(self, channel, before) -> None:
+        self._channel, self._before = channel, before
+        for kind in KINDS:
+            setattr(self, kind, partial(self._multicallable, getattr(channel, kind)))
+
+    unary_unary = unary_stream = stream_unary = stream_stream = None
+    subscribe = unsubscribe = __enter__ = __exit__ = None
+
+    def _multicallable(self, make, *args, **options):
+        method = make(*args, **options)
+
+        def wrapped(call):
+            return lambda *args, **options: self._before() or call(*args, **options)
+
+        begin = wrapped(method)
+        for name in {"future", "with_call"} & set(dir(method)):
+            setattr(begin, name, wrapped(getattr(method, name)))
+        return begin
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def open_closing(shop, wrap=None):
     """A channel, a function that closes its first connection, and the list of its connections.
 
-    If it is intercepted, each call closes the first connection when it is about to start.
+    With `wrap`, each call closes the first connection when it is about to start.
     """
     made = []
 
     def connect(options):
         made.append(grpc.insecure_channel(shop.target, options))
-        return (
-            grpc.intercept_channel(made[-1], interceptor(act, *KINDS)) if intercepted else made[-1]
-        )
+        return wrap(made[-1], close_first) if wrap else made[-1]
 
     def close_first():
         if len(made) == 1:
             channel.reconnect("race", force=True, drain_timeout=0)
             assert wait_until(lambda: state_of(made[0]) is grpc.ChannelConnectivity.SHUTDOWN)
-
-    def act(continuation, details, request):
-        close_first()
-        return continuation(details, request)
 
     channel = ReconnectingChannel("shop", connect=connect)
     return channel, close_first, made
@@ -99,10 +130,11 @@ def test_a_call_whose_connection_closes_at_its_start_uses_the_next_one(shop):
         assert (len(shop.calls), len(made)) == (way + 1, 2)
 
 
-def test_interceptors_of_a_connection_that_closes_are_not_run_again(shop):
+@pytest.mark.parametrize("wrap", [intercepted, Wrapped])
+def test_interceptors_of_a_connection_that_closes_are_not_run_again(shop, wrap):
     """They may have sent the call before."""
     for way in range(8):
-        with open_closing(shop, intercepted=True)[0] as channel:
+        with open_closing(shop, wrap)[0] as channel:
             assert end_of(list(sync_ways(channel).values())[way]) in ENDED
     assert shop.calls == []
 
