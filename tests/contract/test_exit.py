@@ -97,6 +97,25 @@ def test_the_exit_does_not_wait_for_a_delivery_whose_loop_was_closed(timer, back
     background.close(MANY)
 
 
+async def test_the_exit_cancels_a_delivery_that_does_not_end(timer, background):
+    tries = []
+
+    async def hangs():
+        tries.append(asyncio.current_task())
+        if len(tries) == 1:
+            raise OSError
+        await asyncio.Event().wait()
+
+    queue = FailbackInvoker(FailbackPolicy(retry_on=OSError, backoff=1.0), timer=timer)
+    await queue.invoke(hangs)
+    timer.advance(1.0)
+    await aio_wait_until(lambda: len(tries) == 2)
+    background.close(0)
+    await asyncio.wait(tries[1:], timeout=WAIT_S)
+    assert tries[1].cancelled()
+    await queue.close(0)
+
+
 def test_a_queue_created_at_exit_refuses_failed_calls(background):
     def fail():
         raise OSError
