@@ -89,6 +89,15 @@ def test_handlers_that_take_long_are_limited_as_others_are_but_later(varies):
     assert done.answered >= 0.6 * 400 * server.capacity
 
 
+def test_a_window_with_rare_calls_that_take_long_is_longer():
+    """Nearly half of the handlers' time is that of one call of a hundred."""
+    rare = {"varies": lambda pattern: (100 if pattern.random() < 0.01 else 1) / 1.99}
+    server = Server(slots=8, duration_s=0.01, **rare)
+    load = 0.7 * server.capacity
+    server.offer(load, seconds=5)
+    assert server.offer(load, seconds=20).refused <= 0.1 * 20 * load
+
+
 def test_handlers_that_take_long_do_not_keep_others_from_running():
     """Eight long polls take all of the first limit."""
     server = Server(slots=10**6, duration_s=0.01, slow=(0.02, 30.0))
@@ -185,6 +194,14 @@ def test_after_the_load_all_calls_are_answered_again():
     server.offer(0.7 * server.capacity, seconds=1)
     done = server.offer(0.7 * server.capacity, seconds=10)
     assert done.refused == 0
+
+
+def test_the_limit_rises_again_if_the_load_ends_while_fewer_handlers_run():
+    server = Server(**WAITING)
+    while server.limit >= server.slots:
+        server.offer(2 * server.capacity, seconds=0.1)
+    server.offer(3, seconds=3)
+    assert server.limit >= server.slots
 
 
 @pytest.mark.parametrize("pause", [0.3, 2, 9])
