@@ -361,8 +361,9 @@ def test_close_inside_a_hook_of_one_queue_closes_none(
     wait_until(lambda: events.of(DeadLetterFailed))
     assert "close() inside an attempt of this queue" in str(events.of(DeadLetterFailed)[0].error)
     wait_until(lambda: queues.pending == 1)
-    shop.then("UNAVAILABLE")
+    shop.then(*["UNAVAILABLE"] * 2)
     assert is_default(client.ask(channel))
+    assert is_default(client.ask(open_channel(AUDIT.replace(name="made after that"))))
     timer.advance(60)
     wait_until(lambda: queues.pending == 0)
     assert queues.stats()["*"].redelivered == 2
