@@ -21,7 +21,7 @@ import grpc
 from rpcwheel._grpc.aio_serving import abort
 from rpcwheel._grpc.handlers import behavior_of, kind_of, time_left, with_behavior
 
-from .limiter import CALL, UNLIMITED
+from .limiter import CALL
 from .pause import ROUND_S
 from .server import CPU_EVERY_NS, ServerLimit
 
@@ -55,7 +55,7 @@ class LimitInterceptor(grpc.aio.ServerInterceptor):
         limit = self._limit
         call = limit.call(handler_call_details, handler)
         CALL.set(call)
-        if call is None or call is UNLIMITED:
+        if call is None or call.limit is None:
             return handler
         now_ns = time.monotonic_ns()
         with limit.lock:

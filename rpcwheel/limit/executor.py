@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from rpcwheel.timer import Timeout
 
 UNLIMITED_THREADS: Final = 4
-"""How many calls that are never limited, such as health checks, can run in addition to
-`max_workers` of them. A thread is started when it is needed."""
+"""How many calls of methods without a limit can run in addition to `max_workers` of them, and as
+many health checks and heartbeats. A thread is started when it is needed."""
 
 CANCELED: Final = "cancelled"
 """The `client` of the state of a call that its client has canceled."""
@@ -95,7 +95,7 @@ class LimitInterceptor(grpc.ServerInterceptor):
             limit = self._limit
             call = limit.call(handler_call_details, handler)
             CALL.set(call)
-            if not limit.pause.arrivals and call is not None and call is not UNLIMITED:
+            if not limit.pause.arrivals and call is not None and call.limit is not None:
                 self._check_executor()
         return handler
 
@@ -124,8 +124,9 @@ class ServerExecutor(ThreadPoolExecutor):
     """The executor of a server of `grpc` with a limit: in place of a `ThreadPoolExecutor`.
 
     A call takes a thread when the limit lets it run. Calls of servers without a limit run at once,
-    as in a `ThreadPoolExecutor`. Calls that are never limited, such as health checks, have threads
-    of their own.
+    as in a `ThreadPoolExecutor`. Calls of methods without a limit have threads of
+    their own, such as long polls, and so do health checks and heartbeats, which must not wait for
+    them.
 
     `kit.server_executor()` makes it; the server also needs `kit.server_interceptors()`.
     """
@@ -142,9 +143,9 @@ class ServerExecutor(ThreadPoolExecutor):
             ValueError: `max_workers` is not positive.
         """
         super().__init__(max_workers, thread_name_prefix or "rpcwheel-server")
-        self._unlimited = ThreadPoolExecutor(
-            self._max_workers + UNLIMITED_THREADS, "rpcwheel-server-unlimited"
-        )
+        threads = self._max_workers + UNLIMITED_THREADS
+        self._unlimited = ThreadPoolExecutor(threads, "rpcwheel-server-unlimited")
+        self._probes = ThreadPoolExecutor(threads, "rpcwheel-server-probe")
         self._limits: dict[ServerLimit, None] = {}
         self._is_shut_down = False
         self._clock = CpuClock()
@@ -155,9 +156,10 @@ class ServerExecutor(ThreadPoolExecutor):
         call = context.get(CALL) if type(context) is Context else None
         if call is None or call.start is not None:  # else a handler submits in its own context
             return _run_or_end(super().submit, fn, args, kwargs)
-        if call is UNLIMITED:
-            return _run_or_end(self._unlimited.submit, fn, args, kwargs)
         limit = call.limit
+        if limit is None:
+            pool = self._unlimited if call is UNLIMITED else self._probes
+            return _run_or_end(pool.submit, fn, args, kwargs)
         if limit not in self._limits:
             self._limits[limit] = None
             limit.limiter.set_threads(self._max_workers)
@@ -289,6 +291,7 @@ class ServerExecutor(ThreadPoolExecutor):
             for call, reason in refused:
                 _refuse(call, reason)
         self._unlimited.shutdown(wait)
+        self._probes.shutdown(wait)
         super().shutdown(wait)
 
 

@@ -174,7 +174,12 @@ CALL: Final[ContextVar[LimitedCall | None]] = ContextVar("rpcwheel_limited_call"
 UNLIMITED: Final = LimitedCall(
     None, LimitedMethod(is_stream=False, maximum=math.inf), DEFAULT_CRITICALITY, ""
 )
-"""A call that is never limited, such as a health check."""
+"""A call of a method without a limit."""
+
+PROBE: Final = LimitedCall(
+    None, LimitedMethod(is_stream=False, maximum=math.inf), DEFAULT_CRITICALITY, ""
+)
+"""A health check, a call of reflection, or a heartbeat: never limited."""
 
 
 class CallQueue:

@@ -32,7 +32,7 @@ from rpcwheel.rpc import (
 from rpcwheel.telemetry import components
 from rpcwheel.timer.manual import checked_timer
 
-from .limiter import UNLIMITED, LimitedCall, LimitedMethod, Limiter, RefusalReason
+from .limiter import PROBE, UNLIMITED, LimitedCall, LimitedMethod, Limiter, RefusalReason
 from .pause import AcceptPause
 from .policy import ADAPTIVE, LimitPolicy
 from .rate import TokenBucket
@@ -152,6 +152,8 @@ class ServerLimit:
             return None
         if method is UNLIMITED.method:
             return UNLIMITED
+        if method is PROBE.method:
+            return PROBE
         criticality, criticalities, nonce = self._default, 0, ""
         # Details of another library's interceptor may have no metadata.
         for key, value in getattr(details, "invocation_metadata", None) or ():
@@ -163,7 +165,7 @@ class ServerLimit:
             elif key == NONCE_KEY:
                 nonce = value
             elif key == HEARTBEAT_KEY and self._max_criticality is None and not is_stream:
-                return UNLIMITED
+                return PROBE
         return LimitedCall(self, method, criticality, nonce)
 
     def _capped(self, criticality: Criticality) -> Criticality:
@@ -175,7 +177,7 @@ class ServerLimit:
         is_stream = kind.streams_requests or kind.streams_responses
         method: LimitedMethod | None
         if any(matches(pattern, name) for pattern in NEVER_LIMITED):
-            method = UNLIMITED.method
+            method = PROBE.method
         elif policy is None:
             method = None if self._server_policy is None else UNLIMITED.method
         else:

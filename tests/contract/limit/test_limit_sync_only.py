@@ -261,7 +261,8 @@ def test_a_shutdown_cancels_no_call_that_waits_for_a_thread(two_servers):
     assert first.result() == second.result() == b"x"
 
 
-def test_more_than_four_calls_without_a_limit_run_at_the_same_time(world, serve):
+def test_calls_without_a_limit_hold_all_their_threads_and_probes_have_others(world, serve):
+    """Four more than the executor. Such calls may be long polls, which hold a thread for long."""
     started = threading.Semaphore(0)
     gate = Gate()
 
@@ -270,11 +271,13 @@ def test_more_than_four_calls_without_a_limit_run_at_the_same_time(world, serve)
         return gate(request)
 
     kit = kit_of(world, methods={"/test.Small/*": MethodPolicy(limit=None)}, **PATIENT)
-    channel = serve({METHOD: handler, HEALTH: echo}, kit, kit.server_executor)
-    calls = [channel.unary_unary(METHOD).future(b"x", timeout=WAIT_S) for _ in range(5)]
-    for _ in calls:
+    channel = serve({METHOD: handler, HEALTH: echo, OTHER: echo}, kit, kit.server_executor)
+    calls = [channel.unary_unary(METHOD).future(b"x", timeout=2 * WAIT_S) for _ in range(9)]
+    for _ in range(8):
         assert started.acquire(timeout=WAIT_S)
     assert channel.unary_unary(HEALTH)(b"ok", timeout=WAIT_S) == b"ok"
+    heartbeat = (("rpcwheel-heartbeat", "1"),)
+    assert channel.unary_unary(OTHER)(b"ok", timeout=WAIT_S, metadata=heartbeat) == b"ok"
     gate.opened.set()
     for call in calls:
         call.result()
