@@ -124,9 +124,8 @@ class ServerExecutor(ThreadPoolExecutor):
     """The executor of a server of `grpc` with a limit: in place of a `ThreadPoolExecutor`.
 
     A call takes a thread when the limit lets it run. Calls of servers without a limit run at once,
-    as in a `ThreadPoolExecutor`. Calls of methods without a limit have threads of
-    their own, such as long polls, and so do health checks and heartbeats, which must not wait for
-    them.
+    as in a `ThreadPoolExecutor`. Calls of methods without a limit, such as long polls, have threads
+    of their own. So do health checks and heartbeats, which must not wait for such calls.
 
     `kit.server_executor()` makes it; the server also needs `kit.server_interceptors()`.
     """
