@@ -48,15 +48,15 @@ class SharedObjects(Generic[T]):
         """
         with self._making:
             with self._lock:
-                known = self._by_key.get(key)
-                users = None if known is None else self._users.get(known)
-                if known is not None and users:
+                shared = self._by_key.get(key)
+                users = None if shared is None else self._users.get(shared)
+                if shared is not None and users:
                     users.append(None)
-                    return known
-            made = make()
+                    return shared
+            shared = make()
             with self._lock:
-                self._by_key[key], self._users[made] = made, [None]
-            return made
+                self._by_key[key], self._users[shared] = shared, [None]
+            return shared
 
     def release(self, shared: T) -> bool:
         """End one use of an object. Returns True to its last user, who must close it.

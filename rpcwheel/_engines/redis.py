@@ -24,7 +24,7 @@ from redis.retry import Retry
 
 from rpcwheel.errors import ConfigurationError, RpcWheelError
 
-from .tls import CUT, CUT_ADVICE, TLS_ADVICE, refused_by_tls, ssl_error_of
+from .tls import ENDED, ENDED_ADVICE, TLS_ADVICE, refused_by_tls, ssl_error_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,8 +88,8 @@ def redis_error(url: object, error: RedisError, classes: Mapping[RedisProblem, t
         for types, part, problem, advice in PROBLEMS
         if isinstance(error, types) and part in text
     )
-    if isinstance(ssl_error_of(error), CUT):
-        advice = CUT_ADVICE
+    if isinstance(ssl_error_of(error), ENDED):
+        advice = ENDED_ADVICE
     if isinstance(error, AskError):
         text = f"slot {error.slot_id} is at {error.host}:{error.port}"
     return classes[problem](f"{url}: {text}" + (f"; {advice}" if advice else ""))

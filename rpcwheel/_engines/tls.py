@@ -23,10 +23,10 @@ TLS_ADVICE: Final = (
 )
 """Followed by the reason. First, because log lines are cut at the end."""
 
-CUT: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+ENDED: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """Errors of a connection that has ended without a reason, which may have any cause."""
 
-CUT_ADVICE: Final = (
+ENDED_ADVICE: Final = (
     "if this goes on, the server may want another client certificate: ?cert=chain.pem&key=key.pem"
 )
 """With TLS 1.3, a client may write before it reads why the server refuses its certificate."""
@@ -110,7 +110,7 @@ def refused_by_tls(error: BaseException | None) -> bool:
     Also true if one side does not speak TLS.
     """
     cause = ssl_error_of(error)
-    return cause is not None and not isinstance(cause, CUT)
+    return cause is not None and not isinstance(cause, ENDED)
 
 
 def ssl_error_of(error: BaseException | None) -> ssl.SSLError | None:
