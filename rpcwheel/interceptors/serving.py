@@ -221,7 +221,7 @@ class ServedMethod:
         return None if self._slow is None else start_timeout(self._timer, *self._slow)
 
     def begin(self) -> int:
-        """Count the begin of a call with one response; returns its time, for `end`."""
+        """Count the start of a call with one response; returns its time, for `end`."""
         return 0 if self.counts is None else self.counts.begin()
 
     def end(
@@ -255,7 +255,7 @@ class ServedStream(CallEnd):
         context: object,
         code_of: Callable[[Any, BaseException | None], str] = served_code,
     ) -> None:
-        """Count the begin of the call; `code_of` is as in `ServedMethod.end`."""
+        """Count the start of the call; `code_of` is as in `ServedMethod.end`."""
         super().__init__(method.counts, method.begin())
         self._method = method
         self._context = context

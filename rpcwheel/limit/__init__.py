@@ -10,7 +10,7 @@ With `grpc.aio`, the interceptors suffice.
 * `LimitPolicy` has the settings; `RatePolicy` those of a rate limit, of servers and of clients.
 * `Limiter` decides, without I/O; `AdaptiveLimit` finds the limit.
 * `executor` and `aio_interceptor` apply the decisions to a server of `grpc` and of `grpc.aio`.
-* `Refusals` reports the begin and the end of an overload. `admission` uses it, too.
+* `Refusals` reports the start and the end of an overload. `admission` uses it, too.
 """
 
 from typing import TYPE_CHECKING

@@ -40,7 +40,7 @@ class Refusals:
 
         Args:
             timer: Any rpcwheel timer; None for `shared_timer()`. It does not keep this alive.
-            began: Makes the event of the begin.
+            began: Makes the event of the start.
             ended: Makes the event of the end, from the number of refused calls, and the seconds
                 from the first one to the last one.
         """

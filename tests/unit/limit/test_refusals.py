@@ -1,4 +1,4 @@
-"""The events of the begin and the end of overloads and of throttling."""
+"""The events of the start and the end of overloads and of throttling."""
 
 import gc
 import threading
